@@ -1,0 +1,34 @@
+"""Collectives as data: pure functions from sizes and ranks to plans, and their proof.
+
+Nothing here knows sockets, tensors, threads or clocks.
+"""
+
+from mccl.plans.choose import ALGORITHMS, Request, build, check_algorithm, choose
+from mccl.plans.plan import (
+    Collective,
+    Dep,
+    DepKind,
+    Plan,
+    PlanBuilder,
+    Region,
+    Scratch,
+    Step,
+    StepKind,
+)
+
+__all__ = [
+    "ALGORITHMS",
+    "Collective",
+    "Dep",
+    "DepKind",
+    "Plan",
+    "PlanBuilder",
+    "Region",
+    "Request",
+    "Scratch",
+    "Step",
+    "StepKind",
+    "build",
+    "check_algorithm",
+    "choose",
+]
