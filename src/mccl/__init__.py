@@ -1,0 +1,37 @@
+"""MCCL: a ``torch.distributed`` backend for machines joined by ordinary Ethernet.
+
+Importing the package makes ``backend="mccl"`` known. Where the package is installed, ``import
+torch`` does the same through an entry point, so a training script needs no import of its own.
+The names below are looked up on first use, so that tools which need no torch stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mccl import _autoload
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mccl.config import Config as Config
+    from mccl.process_group import ProcessGroupMCCL as ProcessGroupMCCL
+    from mccl.process_group import monitored_barrier as monitored_barrier
+
+_EXPORTS = {
+    "Config": "mccl.config",
+    "ProcessGroupMCCL": "mccl.process_group",
+    "monitored_barrier": "mccl.process_group",
+}
+
+__all__ = ["Config", "ProcessGroupMCCL", "__version__", "monitored_barrier"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'mccl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+_autoload.on_import()
