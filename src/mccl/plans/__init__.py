@@ -3,7 +3,7 @@
 Nothing here knows sockets, tensors, threads or clocks.
 """
 
-from mccl.plans.choose import ALGORITHMS, Request, build, check_algorithm, choose
+from mccl.plans.choose import ALGORITHMS, build, check_algorithm, choose
 from mccl.plans.plan import (
     Collective,
     Dep,
@@ -15,6 +15,7 @@ from mccl.plans.plan import (
     Step,
     StepKind,
 )
+from mccl.plans.request import Request
 
 __all__ = [
     "ALGORITHMS",

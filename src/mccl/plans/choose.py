@@ -20,8 +20,8 @@ from mccl.plans import (
     ring,
 )
 from mccl.plans.barrier import barrier
-from mccl.plans.emit import Sizes
 from mccl.plans.plan import Collective, Plan
+from mccl.plans.request import Request
 
 SMALL_MESSAGE_BYTES = 256 * 1024
 """Up to this many bytes latency decides (``MCCL_SMALL_MSG_THRESHOLD``)."""
@@ -78,30 +78,6 @@ def default_table(small_threshold: int = SMALL_MESSAGE_BYTES) -> Table:
         Collective.ALL_TO_ALL: (Rule("pairwise"),),
         Collective.BARRIER: (Rule("dissemination"),),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What one rank asks for, beyond world and rank. Each builder reads what it needs.
-
-    ``sizes``: the element count (all-reduce, broadcast, reduce), elements a rank
-    (reduce-scatter, all-gather, gather, scatter) or elements sent to each rank
-    (all-to-all, with ``recv_sizes`` for the other way); one number when all are equal.
-    ``list_input`` and ``list_output``: the pieces are separate buffers.
-    """
-
-    sizes: Sizes = 0
-    recv_sizes: Sizes | None = None
-    root: int = 0
-    list_input: bool = False
-    list_output: bool = False
-
-    @property
-    def count(self) -> int:
-        """``sizes`` where it must be one number. ValueError otherwise."""
-        if not isinstance(self.sizes, int):
-            raise ValueError(f"expected one element count, got {self.sizes!r}")
-        return self.sizes
 
 
 Builder: TypeAlias = Callable[[int, int, Request], Plan]
