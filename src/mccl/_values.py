@@ -152,14 +152,14 @@ def parse_groups(text: str) -> Groups:
     word = text.strip().lower()
     if word in ("auto", "off"):
         return word
-    if re.fullmatch(r"\d+", word) and int(word) >= 2:
+    if word.isdigit() and int(word) >= 2:
         return int(word)
     groups = []
     for part in word.split(";"):
         ranks: list[int] = []
         for item in part.split(","):
             found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", item)
-            if found is None:
+            if found is None or word.isdigit():
                 raise ValueError("auto, off, a group size of 2 or more, or ranks like 0-11;12-23")
             ranks.extend(range(int(found[1]), int(found[2] or found[1]) + 1))
         groups.append(tuple(ranks))
@@ -167,3 +167,14 @@ def parse_groups(text: str) -> Groups:
     if len(set(everyone)) != len(everyone) or not all(groups):
         raise ValueError("groups in which every rank stands once, like 0-11;12-23")
     return tuple(groups)
+
+
+def show(value: object) -> str:
+    """A value as text, for people; ``-`` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, tuple):
+        return ";".join(",".join(map(str, group)) for group in value)
+    return str(value)

@@ -41,7 +41,14 @@ def _setting(
     default: Any, env: str | tuple[str, ...], parser: Callable[[str], Any], doc: str, **extra: Any
 ) -> Any:
     names = (env,) if isinstance(env, str) else env
-    meta = {"env": names, "parser": parser, "doc": doc, "secret": False, **extra}
+    meta = {
+        "env": names,
+        "parser": parser,
+        "doc": doc,
+        "secret": False,
+        "show": _values.show,
+        **extra,
+    }
     return field(default=default, metadata=meta, repr=not meta["secret"])
 
 
@@ -92,8 +99,9 @@ class Config:
         30.0,
         "MCCL_CONNECT_TIMEOUT_MS",
         _values.parse_milliseconds,
-        "How long to try to reach a peer. The variable is in milliseconds, the field in seconds.",
+        "Milliseconds to try to reach a peer (the field `connect_timeout` is in seconds).",
         section="Network",
+        show=lambda seconds: f"{seconds * 1000:.0f}",
     )
 
     # Collectives
@@ -286,14 +294,15 @@ class Config:
         for setting in _settings():
             meta = setting.metadata
             value = getattr(self, setting.name)
+            show = meta["show"]
             yield Described(
                 name=setting.name,
-                value="(hidden)" if meta["secret"] and value is not None else _show(value),
+                value="(hidden)" if meta["secret"] and value is not None else show(value),
                 source=self.sources.get(setting.name, "default"),
                 doc=meta["doc"],
                 section=meta["section"],
                 env=meta["env"],
-                default=_show(setting.default),
+                default=show(setting.default),
             )
 
 
@@ -312,16 +321,6 @@ class Described:
 
 def _settings() -> Iterator[dataclasses.Field[Any]]:
     return (item for item in dataclasses.fields(Config) if "env" in item.metadata)
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, tuple):
-        return ";".join(",".join(map(str, group)) for group in value)
-    return str(value)
 
 
 def _parse(env: str, text: str, parser: Callable[[str], Any]) -> Any:
