@@ -40,7 +40,7 @@ def reads_environment(tree: ast.AST) -> list[int]:
 # _autoload asks torch's own switch; the launcher and what starts processes hand the environment on.
 MAY_READ = {"config.py", "_autoload.py"}
 MAY_PASS_ON = re.compile(
-    r"\{\*\*os\.environ|dict\(os\.environ\)|os\.environ\.(copy|update)\(|os\.environ \|"
+    r"\{\*\*os\.environ|dict\(os\.environ\)|os\.environ\.(copy|update|setdefault)\(|os\.environ \|"
 )
 
 
