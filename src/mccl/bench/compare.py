@@ -29,7 +29,10 @@ def run(args: argparse.Namespace, launcher: Launcher) -> int:
     cells = [Cell("all_reduce", nbytes) for nbytes in parse_sizes(args.sizes)]
     cells += [Cell(name, OTHERS_AT, in_place=name == "broadcast") for name in OTHERS]
     series = [args.backend, *(["gloo"] if args.peer is None else args.peer), TCP]
-    record = Record("compare", {"title": launcher.title, "series": series, "leader": args.backend})
+    record = Record(
+        "compare",
+        launcher.facts | {"title": launcher.title, "series": series, "leader": args.backend},
+    )
     use_mpi = not args.no_openmpi and isinstance(launcher, LocalLauncher)
     missing = OPENMPI_TCP.missing() if use_mpi else "left out"
     if missing is not None:

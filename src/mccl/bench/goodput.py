@@ -8,6 +8,7 @@ bidirectional mode does not serve: the two directions come out lopsided.)
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import time
@@ -15,7 +16,7 @@ import time
 from mccl.bench.launch import RankContext, RankFailedError
 
 CALL_BYTES = 1 << 20
-BUFFER_BYTES = 4 << 20
+BUFFER_BYTES = 1 << 20
 _STALL_SECONDS = 120.0
 
 
@@ -46,23 +47,28 @@ class Ring:
         self._out = memoryview(bytearray(CALL_BYTES))
         self._in = memoryview(bytearray(CALL_BYTES))
 
-    def stream(self, nbytes: int) -> float:
-        """Send and receive ``nbytes`` at the same time; returns the seconds until both are done.
+    def stream(self, nbytes: int, times: int = 1) -> list[float]:
+        """Send ``times`` times ``nbytes`` without a pause while receiving as much.
+
+        Returns the seconds that each ``nbytes`` took to arrive. Sending never waits for
+        receiving, so a link idles only when TCP lets it.
 
         Raises:
             RankFailedError: the previous rank closed, or nothing moved for two minutes.
         """
-        start = time.perf_counter()
-        to_send = to_receive = nbytes
         poller = select.poll()
         poller.register(self._next, select.POLLOUT)
         poller.register(self._previous, select.POLLIN)
+        to_send = to_receive = nbytes * times
         watching_out = watching_in = True
+        arrivals = [time.perf_counter()]
         while to_send or to_receive:
             sent = self._send(to_send) if to_send else 0
-            received = self._receive(to_receive) if to_receive else 0
+            received = self._receive(min(to_receive, self._left(nbytes, to_receive)))
             to_send -= sent
             to_receive -= received
+            if received and to_receive % nbytes == 0:
+                arrivals.append(time.perf_counter())
             if sent or received:
                 continue
             if watching_out and not to_send:
@@ -71,12 +77,17 @@ class Ring:
             if watching_in and not to_receive:
                 poller.unregister(self._previous)
                 watching_in = False
-            if not poller.poll(_STALL_SECONDS * 1e3):
+            if (watching_in or watching_out) and not poller.poll(_STALL_SECONDS * 1e3):
                 raise RankFailedError(
                     f"plain sockets moved nothing for {_STALL_SECONDS:.0f} s with {to_send} bytes "
                     f"to send and {to_receive} to receive: is the link up?"
                 )
-        return time.perf_counter() - start
+        return [after - before for before, after in itertools.pairwise(arrivals)]
+
+    @staticmethod
+    def _left(nbytes: int, to_receive: int) -> int:
+        """Bytes missing of the portion that is arriving now."""
+        return to_receive % nbytes or nbytes
 
     def _send(self, limit: int) -> int:
         try:
@@ -85,6 +96,8 @@ class Ring:
             return 0
 
     def _receive(self, limit: int) -> int:
+        if limit == 0:
+            return 0
         try:
             count = self._previous.recv_into(self._in, min(limit, CALL_BYTES))
         except BlockingIOError:

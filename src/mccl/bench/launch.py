@@ -36,7 +36,7 @@ Worker = Callable[["RankContext", dict[str, Any]], Any]
 
 _PRELOAD = ["torch", "torch.distributed", "numpy", "mccl.bench.sweep"]
 _PR_SET_PDEATHSIG = 1
-_CLONE_NEWNET = 0x40000000
+CLONE_NEWNET = 0x40000000
 
 
 class RankFailedError(MCCLError):
@@ -106,6 +106,8 @@ class Launcher(Protocol):
     """For captions: ``loopback``, ``8 hosts at 200 Mbit/s``."""
     worlds: tuple[int, ...] | None
     """World sizes it can run, None for any."""
+    facts: dict[str, Any]
+    """What a record should say of it."""
 
     def run(
         self, worker: Worker, options: dict[str, Any], world: int, timeout: float
@@ -144,7 +146,7 @@ def enter_namespace(path: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        if libc.setns(descriptor, CLONE_NEWNET) != 0:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot enter network namespace {path}: {os.strerror(code)}")
     finally:
@@ -286,6 +288,7 @@ class LocalLauncher:
     title: str = "loopback"
     worlds: tuple[int, ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def run(
         self, worker: Worker, options: dict[str, Any], world: int, timeout: float
@@ -304,6 +307,7 @@ class JoinedLauncher:
 
     title: str = "joined job"
     worlds: tuple[int, ...] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
     _store: Store | None = None
     _rank: int = 0
     _runs: int = 0

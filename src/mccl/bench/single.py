@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, launcher: Launcher) -> int:
     series = [args.backend, *args.peer]
     if bench.name == "all_reduce" and not args.no_tcp:
         series.append(TCP)
-    record = Record(bench.name, {"title": launcher.title, "series": series})
+    record = Record(bench.name, launcher.facts | {"title": launcher.title, "series": series})
     for world in worlds_of(args, launcher):
         for turn in range(args.rounds):
             cases = measure_round(

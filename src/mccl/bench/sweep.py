@@ -110,7 +110,12 @@ def _time_ring(
     dtype = exact.DTYPES[cell.dtype]
     count = collectives.element_count(bench, cell.nbytes, dtype, context.world)
     nbytes = round(count * dtype.itemsize * bench.factor(context.world))
-    samples, cpu = _timed(context, lambda: ring.stream(nbytes), effort)
+    context.gather("ready")
+    warm = ring.stream(nbytes, max(2, effort.warmup))
+    iterations = effort.iterations(context.share(warm[-1]))
+    cpu = cpu_seconds()
+    samples = ring.stream(nbytes, iterations)
+    cpu = cpu_seconds() - cpu
     return Measured(TCP, number, samples, cpu, 0, count)
 
 

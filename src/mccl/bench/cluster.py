@@ -1,0 +1,205 @@
+"""An emulated cluster on one Linux machine: hosts as network namespaces on one switch.
+
+Theory of operation. Every host is a network namespace with one interface (``e0``, ``e1``, …: as
+many names as hosts, so nothing may assume a common one), joined by a veth pair to a bridge that has
+a namespace of its own. A token bucket on each end of a pair shapes one direction of that link; a
+bridge of this kernel forwards at memory speed, so a link is all that limits a host.
+
+The namespaces have no names. This process holds them by descriptor, ranks enter them by
+``/proc/PID/fd/N``, and the kernel takes namespaces, interfaces and bridge away when the last
+holder is gone. So any number of clusters coexist, and nothing is left even after ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import TracebackType
+
+from mccl.bench.launch import CLONE_NEWNET, enter_namespace
+from mccl.errors import UsageError
+
+_NET = "10.9"
+_SWITCH_ADDRESS = f"{_NET}.255.254"
+_MAX_HOSTS = 1000
+_FORWARDING, _DISABLED = 3, 0
+
+
+def missing() -> str | None:
+    """What keeps this machine from emulating a cluster, None if nothing."""
+    if sys.platform != "linux":
+        return "an emulated cluster needs Linux (network namespaces); run the benchmark plainly"
+    if os.geteuid() != 0:
+        return "an emulated cluster needs root (network namespaces); run it with sudo"
+    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux")):
+        if shutil.which(tool) is None:
+            return f"{tool} not found; install {package}"
+    return None
+
+
+class Cluster:
+    """``hosts`` namespaces whose links carry ``rate`` bits a second in each direction.
+
+    A context manager. Links can be cut, slowed and restored while ranks run.
+
+    Raises:
+        UsageError: this machine cannot, or the numbers make no sense.
+    """
+
+    def __init__(self, hosts: int, rate: float, mtu: int = 1500) -> None:
+        lack = missing()
+        if lack is not None:
+            raise UsageError(lack)
+        if not 1 <= hosts <= _MAX_HOSTS:
+            raise UsageError(f"{hosts} hosts asked for; between 1 and {_MAX_HOSTS} are possible")
+        if rate < 1e4 or not 576 <= mtu <= 65535:
+            raise UsageError(f"rate {rate:g} bit/s or MTU {mtu} out of range (10kbit, 576..65535)")
+        self.hosts, self.rate, self.mtu = hosts, rate, mtu
+        self._open = contextlib.ExitStack()
+        self._switch = ""
+        self._paths: list[str] = []
+
+    def __enter__(self) -> Cluster:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._switch = self._new_namespace()
+            self._paths = [self._new_namespace() for _ in range(self.hosts)]
+            self._build()
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the namespaces; the kernel removes them once no rank is in them."""
+        self._open.close()
+        self._paths = []
+
+    # -- where things are
+
+    def address(self, host: int) -> str:
+        """IPv4 address of a host."""
+        return f"{_NET}.{host // 250}.{host % 250 + 1}"
+
+    def interface(self, host: int) -> str:
+        """Name of the host's interface."""
+        return f"e{host}"
+
+    def namespace(self, host: int) -> str:
+        """Path of the host's namespace, for ``nsenter --net=PATH`` while this process lives."""
+        return self._paths[host]
+
+    @property
+    def switch_address(self) -> str:
+        """Address of the switch itself, reachable from every host, where the Store lives."""
+        return _SWITCH_ADDRESS
+
+    @contextlib.contextmanager
+    def inside_switch(self) -> Iterator[None]:
+        """The calling thread is in the switch's namespace for the length of the block."""
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            enter_namespace(self._switch)
+            yield
+        finally:
+            enter_namespace(f"/proc/self/fd/{home}")
+            os.close(home)
+
+    def listen(self) -> socket.socket:
+        """A listening TCP socket on the switch, on a port the system chose."""
+        with self.inside_switch():
+            return socket.create_server(("", 0), backlog=4 * self.hosts)
+
+    # -- links while it runs
+
+    def cut(self, host: int) -> None:
+        """The switch drops everything from and to ``host``; the host still sees its link up."""
+        self._port_state(host, _DISABLED)
+
+    def slow(self, host: int, rate: float) -> None:
+        """Change the rate of a host's link, both ways, to ``rate`` bits a second."""
+        self._shape(host, rate, "change")
+
+    def restore(self, host: int) -> None:
+        """Undo ``cut`` and ``slow``."""
+        self._port_state(host, _FORWARDING)
+        self._shape(host, self.rate, "change")
+
+    # -- building
+
+    def _new_namespace(self) -> str:
+        libc = ctypes.CDLL(None, use_errno=True)
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if libc.unshare(CLONE_NEWNET) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, f"cannot make a network namespace: {os.strerror(code)}")
+            held = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            enter_namespace(f"/proc/self/fd/{home}")
+            os.close(home)
+        self._open.callback(os.close, held)
+        return f"/proc/{os.getpid()}/fd/{held}"
+
+    def _build(self) -> None:
+        lines = [
+            "link set lo up",
+            "link add sw type bridge",
+            f"link set sw mtu {self.mtu} up",
+            f"addr add {_SWITCH_ADDRESS}/16 dev sw",
+        ]
+        for host, path in enumerate(self._paths):
+            name = self.interface(host)
+            lines.append(f"link add p{host} type veth peer name {name} netns {path}")
+            lines.append(f"link set p{host} mtu {self.mtu} master sw up")
+        _batch(self._switch, "ip", lines)
+        for host, path in enumerate(self._paths):
+            name = self.interface(host)
+            _batch(
+                path,
+                "ip",
+                [
+                    "link set lo up",
+                    f"addr add {self.address(host)}/16 dev {name}",
+                    f"link set {name} mtu {self.mtu} up",
+                ],
+            )
+            self._shape(host, self.rate, "add")
+
+    def _shape(self, host: int, rate: float, verb: str) -> None:
+        # 64 KiB lets one segmentation-offload packet through whole; above that, 2 ms of rate.
+        burst = max(64 << 10, int(rate / 8 * 0.002))
+        shape = f"root tbf rate {rate:.0f}bit burst {burst} latency 100ms"
+        _batch(self._switch, "tc", [f"qdisc {verb} dev p{host} {shape}"])
+        _batch(self._paths[host], "tc", [f"qdisc {verb} dev {self.interface(host)} {shape}"])
+
+    def _port_state(self, host: int, state: int) -> None:
+        _batch(self._switch, "ip", [f"link set p{host} type bridge_slave state {state}"])
+
+
+def _batch(namespace: str, tool: str, lines: list[str]) -> None:
+    """Run ``ip`` or ``tc`` with a batch of commands inside a namespace."""
+    done = subprocess.run(
+        ["nsenter", f"--net={namespace}", tool, "-batch", "-"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise UsageError(
+            f"{tool} refused one of {lines}: {done.stderr.strip() or done.stdout.strip()}"
+        )
