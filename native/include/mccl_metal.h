@@ -35,6 +35,8 @@ MCCL_API mccl_metal_event* mccl_metal_event_create(mccl_metal*);
 MCCL_API void mccl_metal_event_destroy(mccl_metal_event*);
 /* raise() never lowers the value. */
 MCCL_API void mccl_metal_event_ticket(mccl_metal_event*, mccl_ticket* out);
+MCCL_API uint64_t mccl_metal_event_read(mccl_metal_event*);
+MCCL_API void mccl_metal_event_raise(mccl_metal_event*, uint64_t value);
 
 /* O1: signals `value` once all work encoded so far is complete; commits, so that the GPU
  * gets there without further calls. MCCL_OK or MCCL_INVALID. */

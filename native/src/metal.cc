@@ -202,6 +202,10 @@ void mccl_metal_event_ticket(mccl_metal_event* event, mccl_ticket* out) {
   out->context = event;
 }
 
+uint64_t mccl_metal_event_read(mccl_metal_event* event) { return read_event(event); }
+
+void mccl_metal_event_raise(mccl_metal_event* event, uint64_t value) { raise_event(event, value); }
+
 int mccl_metal_encode_signal(mccl_metal* metal, mccl_metal_event* event, uint64_t value) {
   return encode(metal, [=](Id buffer) {
     metal->runtime.send<void>(buffer, metal->selectors.encode_signal, event->event, value);

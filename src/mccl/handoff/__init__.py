@@ -24,19 +24,30 @@ def for_device(device: torch.device, config: Config) -> Handoff:
     device; the first group's ``config`` decides. Raises ``UsageError`` for a device type
     that MCCL cannot lend memory of.
     """
-    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else None
-    key = (device.type, device.index if device.index is not None else index)
+    index = device.index
+    if device.type == "cuda" and index is None:
+        index = torch.cuda.current_device()
+    key = (device.type, index)
     with _lock:
         handoff = _handoffs.get(key)
         if handoff is None:
-            handoff = _handoffs[key] = _make(torch.device(*key) if key[1] is not None else device)
+            handoff = _handoffs[key] = _make(device.type, index, config)
         return handoff
 
 
-def _make(device: torch.device) -> Handoff:
-    if device.type == "cpu":
+def _make(kind: str, index: int | None, config: Config) -> Handoff:
+    # Imported on use: a CPU job loads nothing about GPUs.
+    if kind == "cpu":
         return HostHandoff()
+    if kind == "cuda":
+        from mccl.handoff.cuda import cuda_handoff
+
+        return cuda_handoff(torch.device(kind, index), event_sync=config.event_sync)
+    if kind == "mps":
+        from mccl.handoff.metal import metal_handoff
+
+        return metal_handoff(unified=config.unified_collective, event_sync=config.event_sync)
     raise UsageError(
-        f"tensors on {device} cannot take part in a collective: MCCL lends memory of cpu, cuda "
-        "and mps devices; move the tensor there first"
+        f"tensors on {kind} cannot take part in a collective: MCCL lends memory of cpu, cuda and "
+        "mps devices; move the tensor there first"
     )

@@ -35,7 +35,7 @@ Translate = Callable[[Exception], Exception]
 """Turns what the engine raised (``EngineBroken``) into what a user should see."""
 
 
-class WaitTimeout(Exception):
+class WaitTimeout(Exception):  # noqa: N818 - an outcome, not an error: the operation goes on
     """``Lease.wait(timeout_us)`` ran out of its own time; the operation goes on."""
 
     def __init__(self, timeout_us: int) -> None:
