@@ -37,9 +37,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize(("failure", "kind"), EXPECTED.items())
-def test_each_native_failure_has_its_exception(
-    failure: int, kind: type[errors.MCCLError]
-) -> None:
+def test_each_native_failure_has_its_exception(failure: int, kind: type[errors.MCCLError]) -> None:
     error = errors.from_native(Native(failure, message="x"))
     assert type(error) is kind
     assert isinstance(error, dist.DistBackendError)

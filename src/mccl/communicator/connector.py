@@ -62,12 +62,18 @@ class Connector:
         self._platform = platform
 
     def open(
-        self, candidates: Sequence[Route], target: Target, key: bytes, claims: Claims
+        self,
+        candidates: Sequence[Route],
+        target: Target,
+        key: bytes,
+        claims: Claims,
+        recheck: Callable[[], None],
     ) -> socket.socket:
         """A connected socket whose other end admitted ``claims``; addresses are filled in here.
 
-        Tries the next candidate only where the system refuses the one before at once. Raises
-        ConnectError, PeerDiedError (refused), PeerLeftError or MismatchError.
+        Tries the next candidate only where the system refuses the one before at once.
+        ``recheck`` is called before each retry and raises when it makes no sense any more.
+        Raises ConnectError, PeerDiedError (refused), PeerLeftError or MismatchError.
         """
         begin = time.monotonic()
         deadline = begin + self._timeout
@@ -92,6 +98,7 @@ class Connector:
             if time.monotonic() - begin + pause > min(patience, self._timeout):
                 raise self._gave_up(target, last, failures, begin) from last
             self._interrupted()
+            recheck()
             time.sleep(pause)
             pause = min(pause * 2, _LAST_PAUSE)
 
@@ -146,6 +153,9 @@ class Connector:
             initiator.on_verdict(self._receive(sock, handshake.VERDICT_SIZE, deadline))
         except HandshakeError as error:
             raise _refused(route, target, error) from error
+        except OSError as error:
+            # Never retried: the other end may have admitted us.
+            raise self._error(route, target, error, deadline - self._timeout) from error
 
     def _send(self, sock: socket.socket, data: bytes, deadline: float) -> None:
         while data:

@@ -116,14 +116,16 @@ class Rendezvous:
             time.sleep(min(pause, max(timeout - waited, 0.0)))
             pause = min(pause * 1.5, _LAST_POLL)
         if value == _LEFT:
-            raise PeerLeftError(
-                f"rank {global_rank} has destroyed this group already, but this rank still needs "
-                "it. Expected every rank to make the same calls: end with a barrier before "
-                "destroy_process_group.",
-                peer=global_rank,
-                phase="connect",
-            )
+            raise _left_error(global_rank)
         return PeerRecord.from_json(value)
+
+    def recheck(self, peer: int, global_rank: int) -> None:
+        """Raises when the peer has left or the group broke since its record was fetched."""
+        self.raise_if_failed()
+        with _store_call(f"looking whether rank {global_rank} is still in the group"):
+            left = bytes(self._store.get(f"{self._prefix}/addr/{peer}")) == _LEFT
+        if left:
+            raise _left_error(global_rank)
 
     def _own_client(self) -> Store:
         with self._clone_lock:
@@ -163,3 +165,13 @@ class Rendezvous:
             if self._store.add(f"{self._prefix}/left", 1) == self.size:
                 for key in keys:
                     self._store.delete_key(f"{self._prefix}/{key}")
+
+
+def _left_error(global_rank: int) -> PeerLeftError:
+    return PeerLeftError(
+        f"rank {global_rank} has destroyed this group already, but this rank still needs it. "
+        "Expected every rank to make the same calls: end with a barrier before "
+        "destroy_process_group.",
+        peer=global_rank,
+        phase="connect",
+    )
