@@ -24,10 +24,10 @@ from mccl.plans.faults import PlanError, show_step
 from mccl.plans.plan import DepKind, Plan, Region, Step, StepKind
 from mccl.plans.symbolic import (
     UNWRITTEN,
-    Doubled,
+    DoubledError,
     Memory,
     Nodes,
-    Refinished,
+    RefinishedError,
     Run,
     combined,
 )
@@ -246,7 +246,7 @@ class Execution:
         if step.final:
             try:
                 runs = [(count, self.nodes.finish(node), shift) for count, node, shift in runs]
-            except Refinished:
+            except RefinishedError:
                 raise PlanError(
                     f"marks a value as final that is final already\n  {self.show(number)}"
                 ) from None
@@ -270,14 +270,14 @@ class Execution:
             here, other = other, here
         try:
             return combined(self.nodes, here, other)
-        except Doubled as doubled:
+        except DoubledError as doubled:
             sender = self.partner[number]
             origin = f"\n  {self.show(sender)}" if sender >= 0 else ""
             raise PlanError(
                 f"counts the contribution of rank(s) {bits(doubled.args[0])} twice\n"
                 f"  {self.show(number)}{origin}"
             ) from None
-        except Refinished:
+        except RefinishedError:
             raise PlanError(
                 f"combines a value that is marked final already\n  {self.show(number)}"
             ) from None

@@ -18,11 +18,11 @@ Run: TypeAlias = tuple[int, int, int]
 """(elements, node, shift of the first)."""
 
 
-class Doubled(Exception):
+class DoubledError(Exception):
     """A rank's contribution would be counted twice; ``args[0]`` is the set as a bit mask."""
 
 
-class Refinished(Exception):
+class RefinishedError(Exception):
     """A value marked final is combined or marked final again."""
 
 
@@ -59,7 +59,7 @@ class Nodes:
     def combine(self, left: int, right: int, delta: int) -> int:
         """``left ⊕ right``, where right's shift is left's plus ``delta``.
 
-        Raises Doubled when both hold a contribution of one rank, Refinished when one is
+        Raises DoubledError when both hold a contribution of one rank, RefinishedError when one is
         a final value already.
         """
         key = (left, right, delta)
@@ -68,9 +68,9 @@ class Nodes:
             return number
         ranks = self.ranks
         if ranks[left] & ranks[right]:
-            raise Doubled(ranks[left] & ranks[right])
+            raise DoubledError(ranks[left] & ranks[right])
         if self.final[left] or self.final[right]:
-            raise Refinished
+            raise RefinishedError
         same = self.buffer[left] == self.buffer[right]
         return self._intern(
             key,
@@ -81,13 +81,13 @@ class Nodes:
         )
 
     def finish(self, node: int) -> int:
-        """``node`` marked as the collective's result. Raises Refinished when it is already."""
+        """``node`` marked as the collective's result. Raises RefinishedError when it is already."""
         key = (node,)
         number = self._numbers.get(key)
         if number is not None:
             return number
         if self.final[node]:
-            raise Refinished
+            raise RefinishedError
         return self._intern(key, self.ranks[node], self.buffer[node], self.aligned[node], True)
 
 
