@@ -173,7 +173,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     _who(parser, ranks="1,2")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=256, help="images a rank")
-    parser.add_argument("--steps", type=int, default=10, help="timed steps")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps in each of three turns")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--depth", type=int, help="transformer blocks (default: the full model)")
     parser.add_argument("--width", type=int, help="embedding width (default: the full model)")

@@ -10,6 +10,8 @@ result in every order* is representable in the dtype; there is no tolerance to a
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,9 @@ _LARGEST_EXACT = {
 }
 
 
+_CACHED = 256
+
+
 def _hash(seed: int, rank: int) -> Tensor:
     """``PERIOD`` well-mixed non-negative int64 values (a 31-bit multiplicative hash)."""
     x = torch.arange(PERIOD, dtype=torch.int64) + (seed * 7919 + rank * 104729) % (1 << 20) * PERIOD
@@ -69,8 +74,9 @@ def _integers(seed: int, rank: int, world: int, dtype: torch.dtype, redop: str) 
     return mixed % (bound + 1)
 
 
+@functools.lru_cache(_CACHED)
 def rank_block(seed: int, rank: int, world: int, dtype: torch.dtype, redop: str = "sum") -> Tensor:
-    """The ``PERIOD`` elements that ``rank`` repeats, of ``dtype``, on the CPU.
+    """The ``PERIOD`` elements that ``rank`` repeats, of ``dtype``, on the CPU. Cached: do not write to it.
 
     Raises:
         UsageError: no exactly summable data exists for this dtype and world size.
@@ -78,6 +84,7 @@ def rank_block(seed: int, rank: int, world: int, dtype: torch.dtype, redop: str 
     return _integers(seed, rank, world, dtype, redop).to(dtype)
 
 
+@functools.lru_cache(_CACHED)
 def reduced_block(seed: int, world: int, dtype: torch.dtype, redop: str) -> Tensor:
     """What the reduction over all ranks of ``rank_block`` must be, bit for bit."""
     blocks = torch.stack([_integers(seed, r, world, dtype, redop) for r in range(world)])

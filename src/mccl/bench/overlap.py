@@ -58,7 +58,7 @@ class Schedule:
 
 
 def schedule(kind: str, buckets: int, size: int) -> Schedule:
-    """``even``: ``buckets`` of ``size`` bytes. ``tapered``: the last one halved ``_TAPER`` times."""
+    """``even``: ``buckets`` of ``size`` bytes. ``tapered``: the last halved ``_TAPER`` times."""
     if kind == "even":
         return Schedule((size,) * buckets)
     tail, left = [], size
