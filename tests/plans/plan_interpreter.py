@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from mccl.plans import DepKind, Plan, StepKind
+from mccl.plans import Collective, DepKind, Plan, StepKind
 
 Value = int
 UNSET = None
@@ -32,8 +32,10 @@ class Interpreter:
         rng: random.Random,
     ) -> None:
         self.plans = plans
+        # The tokens of a barrier have no value; everything else must be written first.
+        fill = 0 if plans[0].collective is Collective.BARRIER else UNSET
         self.buffers = [
-            [*external, *([UNSET] * s.count for s in plan.scratch)]
+            [*external, *([fill] * s.count for s in plan.scratch)]
             for plan, external in zip(plans, externals, strict=True)
         ]
         self.combine, self.finish, self.rng = combine, finish, rng
