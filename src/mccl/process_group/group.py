@@ -45,7 +45,8 @@ class ProcessGroupMCCL(Reducing, Moving, PointToPoint, Coalescing, Identity, dis
         timeout: timedelta,
         config: Config,
     ) -> None:
-        super().__init__(store, rank, size)
+        # The constructor with a store makes a C++ object that Python cannot subclass.
+        super().__init__(rank, size)
         self._store = store
         self._rank = rank
         self._size = size
@@ -123,6 +124,10 @@ class ProcessGroupMCCL(Reducing, Moving, PointToPoint, Coalescing, Identity, dis
         if group_desc is not None:
             group.setGroupDesc(group_desc)
         return group
+
+    def get_group_store(self) -> dist.Store:
+        """The store under the group's own prefix."""
+        return self._store
 
     def abort(self) -> None:
         """Break the group here and on every other rank; all waiting calls raise."""
