@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from mccl.communicator import listener as listening
 from mccl.communicator.connector import Connector, Target

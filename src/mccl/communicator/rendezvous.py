@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from mccl.communicator.records import PeerRecord
 from mccl.errors import ConnectError, PeerLeftError, RemoteError, StoreError
@@ -131,8 +131,8 @@ class Rendezvous:
         with self._clone_lock:
             if self._clone is None:
                 try:
-                    self._clone = self._store.clone()
-                except (AttributeError, RuntimeError, NotImplementedError):
+                    self._clone = getattr(self._store, "clone", lambda: self._store)()
+                except RuntimeError:  # this kind of store cannot
                     self._clone = self._store
             return self._clone
 
