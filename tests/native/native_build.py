@@ -42,19 +42,19 @@ def run(command: Sequence[str], *, seconds: float, cwd: Path | None = None) -> s
 def only_one(directory: Path) -> Iterator[None]:
     """Two test runs of one checkout take turns with a build directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / ".lock", "w") as lock:
+    with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def build(name: str, *options: str, target: str | None = None) -> Path:
+def build(name: str, *options: str, targets: Sequence[str] = ()) -> Path:
     """Build ``native/`` in ``build/<name>`` (incrementally) and return that directory."""
     directory = ROOT / "build" / name
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(directory), *generator, *options]
     with only_one(directory):
         run(configure, seconds=120)
-        wanted = ["--target", target] if target else []
+        wanted = ["--target", *targets] if targets else []
         run(["cmake", "--build", str(directory), *wanted], seconds=BUILD_SECONDS)
     return directory
 

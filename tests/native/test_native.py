@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -51,7 +52,25 @@ def test_unknown_sanitizer_is_refused(tmp_path: Path) -> None:
         [*command, "-DMCCL_SANITIZE=valgrind"], capture_output=True, text=True, check=False
     )
     assert done.returncode != 0
-    assert "valgrind" in done.stderr and "address,undefined" in done.stderr
+    assert "valgrind" in done.stderr
+    assert "address,undefined" in done.stderr
+
+
+KERNEL_TESTS = [f"test_{name}" for name in ("convert", "crc32c", "divide", "isa", "reduce")]
+
+
+def test_neon_kernels_under_qemu() -> None:
+    tools = ["aarch64-linux-gnu-g++", "qemu-aarch64-static"]
+    missing = [name for name in tools if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"cross-building for ARM needs {' and '.join(missing)}")
+    options = ["-DMCCL_BUILD_TESTS=ON", "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake"]
+    directory = native_build.build("native-aarch64", *options, targets=KERNEL_TESTS)
+    ctest = ["ctest", "--verbose", "-R", f"^({'|'.join(KERNEL_TESTS)})$"]
+    with native_build.only_one(directory):
+        output = native_build.run(ctest, seconds=native_build.TEST_SECONDS, cwd=directory)
+    assert re.search(rf"100% tests passed.* out of {len(KERNEL_TESTS)}\n", output), output
+    assert "neon: done" in output, "the tests ran without NEON kernels"
 
 
 DTYPES: dict[torch.dtype, int] = {
@@ -84,7 +103,7 @@ COUNT = 10_007
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
-    directory = native_build.build("native-test", "-DMCCL_BUILD_TESTS=ON", target="mccl")
+    directory = native_build.build("native-test", "-DMCCL_BUILD_TESTS=ON", targets=["mccl"])
     loaded = ctypes.CDLL(str(native_build.shared_library(directory)))
     loaded.mccl_kernel_isa.restype = ctypes.c_char_p
     pointer, number, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
