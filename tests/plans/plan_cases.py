@@ -34,6 +34,17 @@ def plans_of(
     return [build(collective, algorithm, world, r, asked[r]) for r in range(world)]
 
 
+def switches(world: int, rng: random.Random | None = None) -> tuple[tuple[int, ...], ...]:
+    """Groups of uneven sizes, or, with ``rng``, random ones in random order."""
+    ranks = list(range(world))
+    size = max(1, round(world**0.5))
+    if rng is not None:
+        rng.shuffle(ranks)
+        size = rng.randint(1, world)
+    cut = [ranks[i : i + size] for i in range(0, world, size)]
+    return tuple(tuple(group) for group in cut)
+
+
 def ragged(
     collective: Collective, world: int, rng: random.Random, largest: int = 4
 ) -> list[Request]:
@@ -46,7 +57,8 @@ def ragged(
         return rng.choice((0, rng.randint(0, largest), rng.randint(0, largest)))
 
     if collective not in VECTOR:
-        return [Request(sizes=rng.randint(0, largest * world), **shape)] * world
+        count = rng.randint(0, largest * world)
+        return [Request(sizes=count, groups=switches(world, rng), **shape)] * world
     if collective is not Collective.ALL_TO_ALL:
         return [Request(sizes=tuple(size() for _ in range(world)), **shape)] * world
     matrix = [tuple(size() for _ in range(world)) for _ in range(world)]

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from plan_cases import ALL, VECTOR, awkward_counts, list_forms, plans_of, ragged
+from plan_cases import ALL, VECTOR, awkward_counts, list_forms, plans_of, ragged, switches
 
 from mccl.plans import Collective, Request
 from mccl.plans.check import check
@@ -43,7 +43,8 @@ def _requests(collective: Collective, world: int) -> Iterator[Request]:
     for root in roots:
         payloads = awkward_counts(world)
         if collective not in VECTOR:
-            yield from (Request(sizes=count, root=root) for count in payloads)
+            groups = switches(world)
+            yield from (Request(sizes=count, root=root, groups=groups) for count in payloads)
             continue
         if world > 32 and collective not in ROOTED:
             payloads = [0, 1, payloads[2 + world % (len(payloads) - 2)]]

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from plan_cases import ALL, plans_of, ragged
+from plan_cases import ALL, plans_of, ragged, switches
 from plan_interpreter import Interpreter, Value
 
 from mccl.plans import Collective, Dep, DepKind, Plan, Request, Step
@@ -118,7 +118,7 @@ def test_random_sizes_and_schedules(collective: Collective, algorithm: str) -> N
 def test_all_reduce_is_bit_identical_on_all_ranks(algorithm: str) -> None:
     rng = random.Random(algorithm)
     for world in range(2, 14):
-        requests = [Request(sizes=world + 2)] * world
+        requests = [Request(sizes=world + 2, groups=switches(world))] * world
         plans = plans_of(Collective.ALL_REDUCE, algorithm, world, requests)
         _, after = run(plans, requests, rng, mixed)
         assert all(buffers == after[0] for buffers in after)
@@ -126,7 +126,7 @@ def test_all_reduce_is_bit_identical_on_all_ranks(algorithm: str) -> None:
 
 @pytest.mark.parametrize(("collective", "algorithm"), [c for c in ALL if c[0] in REDUCING])
 def test_same_result_from_run_to_run(collective: Collective, algorithm: str) -> None:
-    requests = [Request(sizes=7)] * 7
+    requests = [Request(sizes=7, groups=switches(7))] * 7
     plans = plans_of(collective, algorithm, 7, requests)
     results = []
     for _ in range(4):

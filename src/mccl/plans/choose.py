@@ -15,9 +15,12 @@ from mccl.plans import (
     binomial,
     chain,
     direct,
+    double_tree,
     pairwise,
+    rabenseifner,
     recursive_doubling,
     ring,
+    two_level,
 )
 from mccl.plans.barrier import barrier
 from mccl.plans.plan import Collective, Plan
@@ -39,14 +42,16 @@ class Rule:
     min_world: int = 1
     max_world: int | None = None
     low_precision_only: bool = False
+    grouped_only: bool = False
 
-    def fits(self, nbytes: int, world: int, low_precision: bool) -> bool:
+    def fits(self, nbytes: int, world: int, low_precision: bool, grouped: bool) -> bool:
         """Whether the conditions hold."""
         return (
             (self.max_bytes is None or nbytes <= self.max_bytes)
             and self.min_world <= world
             and (self.max_world is None or world <= self.max_world)
             and (low_precision or not self.low_precision_only)
+            and (grouped or not self.grouped_only)
         )
 
 
@@ -66,6 +71,7 @@ def default_table(small_threshold: int = SMALL_MESSAGE_BYTES) -> Table:
     return {
         Collective.ALL_REDUCE: (
             Rule("recursive_doubling", max_bytes=small),
+            Rule("two_level", grouped_only=True),
             one_rounding,
             Rule("ring"),
         ),
@@ -87,6 +93,9 @@ BUILDERS: Mapping[Collective, Mapping[str, Builder]] = {
         "ring": lambda w, r, q: ring.all_reduce(w, r, q.count),
         "recursive_doubling": lambda w, r, q: recursive_doubling.all_reduce(w, r, q.count),
         "direct": lambda w, r, q: direct.all_reduce(w, r, q.count),
+        "two_level": lambda w, r, q: two_level.all_reduce(w, r, q.count, q.groups),
+        "rabenseifner": lambda w, r, q: rabenseifner.all_reduce(w, r, q.count),
+        "double_tree": lambda w, r, q: double_tree.all_reduce(w, r, q.count),
     },
     Collective.REDUCE_SCATTER: {
         "ring": lambda w, r, q: ring.reduce_scatter(w, r, q.sizes, list_input=q.list_input),
@@ -149,6 +158,7 @@ def choose(
     algo: str | None = None,
     low_precision: bool = False,
     compressed: bool = False,
+    grouped: bool = False,
     table: Table | None = None,
 ) -> str:
     """Name of the algorithm for a collective; the same on every rank.
@@ -157,20 +167,21 @@ def choose(
     all-reduce, broadcast or reduce, all ranks' pieces together otherwise. ``itemsize``:
     bytes an element. ``low_precision``: the dtype is float16 or bfloat16 and the
     collective reduces. ``compressed``: the wire dtype is narrower; that all-reduce is
-    always a ring, whose partial sums stay wide at every rank. ``algo`` overrides the
-    table where the collective has that algorithm ("auto" and None do not).
+    always a ring, whose partial sums stay wide at every rank. ``grouped``: the ranks form
+    several groups, each on one switch. ``algo`` overrides the table where the collective
+    has that algorithm ("auto" and None do not; "two_level" only if ``grouped``).
     """
     offered = BUILDERS[collective]
     if algo is not None:
         check_algorithm(algo)
     if compressed and "ring" in offered:
         return "ring"
-    if algo is not None and algo in offered:
+    if algo is not None and algo in offered and (grouped or algo != "two_level"):
         return algo
     rules = (default_table(small_threshold) if table is None else table)[collective]
     nbytes = count * itemsize
     for rule in rules:
-        if rule.fits(nbytes, world, low_precision):
+        if rule.fits(nbytes, world, low_precision, grouped):
             return rule.algorithm
     raise ValueError(
         f"no rule of the table fits {collective.name} of {nbytes} bytes on {world} ranks; "
