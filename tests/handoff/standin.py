@@ -88,8 +88,6 @@ class Standin:
         return out
 
 
-
-
 class StandinMemory:
     """Tensors over stand-in buffers; the ``MpsMemory`` of the tests."""
 
