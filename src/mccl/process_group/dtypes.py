@@ -77,21 +77,9 @@ def reduction(op: Any) -> Reduction:
 
 
 def _factor(op: Any) -> float:
-    state = op.__getstate__() if isinstance(op, ReduceOp) else (op, None)
-    factor = state[1]
-    if isinstance(factor, torch.Tensor):
-        if factor.numel() != 1:
-            raise UsageError(
-                f"the factor of PREMUL_SUM must be one number, got a tensor of shape "
-                f"{tuple(factor.shape)}"
-            )
-        factor = factor.item()
-    if not isinstance(factor, (int, float)):
-        raise UsageError(
-            "PREMUL_SUM needs its factor: make the operation with "
-            "torch.distributed._make_nccl_premul_sum(factor)"
-        )
-    return float(factor)
+    # torch keeps a number or a tensor of one element; only pickling shows it in every version.
+    factor = op.__getstate__()[1]
+    return float(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
 def reduced_as(dtype: torch.dtype, op: Reduction) -> DType:

@@ -44,7 +44,13 @@ def resolve(
     if given is not None:
         if field is None:
             raise UsageError(f"expected {kind.__name__}, got {type(given).__name__}")
-        setattr(options, field, given)
+        try:
+            setattr(options, field, given)
+        except TypeError as error:
+            raise UsageError(
+                f"{given!r} cannot be {field} of {kind.__name__}; for PREMUL_SUM, which needs a "
+                "factor, use torch.distributed._make_nccl_premul_sum(factor)"
+            ) from error
     if timeout is not None:
         options.timeout = timeout  # type: ignore[attr-defined]
     return options
