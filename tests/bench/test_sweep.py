@@ -76,7 +76,7 @@ def test_command_writes_raw_samples_and_passes_its_gates(
             "--backend",
             "gloo",
             "--sizes",
-            "4K",
+            "4K,64K",
             "--rounds",
             "2",
             "--budget",

@@ -76,7 +76,9 @@ def _integers(seed: int, rank: int, world: int, dtype: torch.dtype, redop: str) 
 
 @functools.lru_cache(_CACHED)
 def rank_block(seed: int, rank: int, world: int, dtype: torch.dtype, redop: str = "sum") -> Tensor:
-    """The ``PERIOD`` elements that ``rank`` repeats, of ``dtype``, on the CPU. Cached: do not write to it.
+    """The ``PERIOD`` elements that ``rank`` repeats, of ``dtype``, on the CPU.
+
+    Cached, so not to be written to.
 
     Raises:
         UsageError: no exactly summable data exists for this dtype and world size.

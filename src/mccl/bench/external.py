@@ -5,6 +5,7 @@ Each is started anew for every round, so that nothing of it polls while others a
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -97,33 +99,44 @@ def _count(cell: Cell, world: int) -> int:
 
 
 def _run(name: str, commands: list[Process], timeout: float) -> str:
-    """Run the processes to their end; the standard output of the first."""
-    processes = [
-        subprocess.Popen(
-            command,
-            env=os.environ | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for command, variables in commands
-    ]
-    try:
-        outputs = [process.communicate(timeout=timeout) for process in processes]
-    except subprocess.TimeoutExpired as error:
-        raise RankFailedError(f"{name} gave no result within {timeout:.0f} s") from error
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        if process.returncode != 0:
-            raise RankFailedError(
-                f"{name} failed, exit code {process.returncode}: {errors[-2000:]}"
+    """Run the processes to their end; the standard output of the first.
+
+    The first to fail ends the others: a peer whose partner is gone may wait for ever.
+    """
+    with contextlib.ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        errors = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        processes = []
+        for (command, variables), out, error in zip(commands, outputs, errors, strict=True):
+            process = subprocess.Popen(
+                command,
+                env=os.environ | variables,
+                stdout=out,
+                stderr=error,
+                start_new_session=True,
             )
-    return outputs[0][0]
+            stack.callback(_end, process)
+            processes.append(process)
+        deadline = time.monotonic() + timeout
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes):
+                break
+            if time.monotonic() > deadline:
+                raise RankFailedError(f"{name} gave no result within {timeout:.0f} s")
+            time.sleep(0.05)
+        for process, error in zip(processes, errors, strict=True):
+            if process.poll():
+                error.seek(0)
+                text = error.read()[-2000:]
+                raise RankFailedError(f"{name} failed, exit code {process.returncode}: {text}")
+        outputs[0].seek(0)
+        return outputs[0].read()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _missing_mpi() -> str | None:

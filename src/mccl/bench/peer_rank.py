@@ -78,7 +78,7 @@ class MLX:
         self._mx.eval(self._mx.distributed.all_sum(self._mx.ones(8), group=self._group))
 
     def share(self, value: Any) -> Any:
-        own = self._mx.array([value if self.rank == 0 else 0])
+        own = self._mx.array([float(value) if self.rank == 0 else 0.0])
         return self._mx.distributed.all_sum(own, group=self._group).tolist()[0]
 
     def gather(self, value: Any) -> list[Any]:

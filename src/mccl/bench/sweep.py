@@ -24,6 +24,9 @@ from mccl.errors import UsageError
 TCP = "tcp"
 """The contestant that is no backend: plain sockets streaming the ring's bytes."""
 
+GOODPUT_FROM = 64 << 10
+"""Bytes from which streaming means anything: below, latency decides, and streams have none."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -94,7 +97,7 @@ def sweep_worker(context: RankContext, options: dict[str, Any]) -> list[dict[str
         for name in series:
             if name == TCP:
                 assert ring is not None
-                if cell.collective == "all_reduce":
+                if cell.collective == "all_reduce" and cell.nbytes >= GOODPUT_FROM:
                     measured.append(_time_ring(context, ring, number, cell, effort))
             else:
                 measured.append(_time_backend(context, name, number, cell, effort, device))
