@@ -19,6 +19,7 @@ from ctypes import POINTER, byref, c_float, c_int, c_int64, c_uint32, c_uint64, 
 from pathlib import Path
 
 import torch
+
 from mccl.handoff.base import is_plain
 from mccl.handoff.metal_bridge import MetalBridge
 from mccl.handoff.mps_memory import Place

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+
 from mccl.handoff import HostHandoff
 
 from .fakes import FakeEngine

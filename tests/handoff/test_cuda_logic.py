@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from mccl.engine import EngineBroken, Status
 from mccl.handoff.cuda import StreamHandoff, StreamLease
 

@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+
 from mccl.engine import EngineBroken, Status
 from mccl.errors import UsageError
 from mccl.handoff import HostHandoff, WaitTimeout

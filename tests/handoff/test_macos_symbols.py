@@ -35,15 +35,19 @@ def test_the_symbols_are_found_in_the_source() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_torch_exports_what_the_bridge_uses(version: str, tmp_path: Path) -> None:
     lief = pytest.importorskip("lief", reason="needs lief to read Mach-O files")
-    subprocess.run(
+    download = subprocess.run(
         [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"),
+            *(sys.executable, "-m", "pip", "download", "--no-deps"),
             *("--only-binary=:all:", "--platform", "macosx_14_0_arm64"),
             *("--python-version", "3.11", "--dest", str(tmp_path), f"torch=={version}"),
         ],
-        check=True,
+        capture_output=True,
+        text=True,
         timeout=800,
     )
+    if "(constraint) torch" in download.stderr + download.stdout:
+        pytest.skip(f"this machine's pip is constrained to other versions than torch {version}")
+    assert download.returncode == 0, download.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         library = Path(archive.extract("torch/lib/libtorch_cpu.dylib", tmp_path))

@@ -92,11 +92,12 @@ def test_exact_over_many_seeds(scenario: str, capsys: pytest.CaptureFixture[str]
     results = run_pair("--scenario", scenario, "--seeds", str(LONG_RUN), limit=3500)
     totals = counts(results)
     check_clean(totals, LONG_RUN)
+    checked = sum(total["checked"] for total in totals)
+    blocked = sum(total["waits_that_blocked"] for total in totals)
     with capsys.disabled():
         print(
-            f"\n{scenario}: {totals[0]['seeds']} seeds passed, {totals[0]['operations']} operations "
-            f"a rank, {sum(t['checked'] for t in totals)} elements checked on the GPU, "
-            f"{sum(t['waits_that_blocked'] for t in totals)} GPU waits blocked, 0 wrong"
+            f"\n{scenario}: {totals[0]['seeds']} seeds passed, {totals[0]['operations']} operations"
+            f" a rank, {checked} elements checked on the GPU, {blocked} GPU waits blocked, 0 wrong"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import cast
 
 import torch
 
@@ -24,7 +25,8 @@ def for_device(device: torch.device, config: Config) -> Handoff:
     device; the first group's ``config`` decides. Raises ``UsageError`` for a device type
     that MCCL cannot lend memory of.
     """
-    index = device.index
+    # "cuda" without a number has none, whatever torch's annotation says.
+    index = cast("int | None", device.index)
     if device.type == "cuda" and index is None:
         index = torch.cuda.current_device()
     key = (device.type, index)
@@ -42,7 +44,7 @@ def _make(kind: str, index: int | None, config: Config) -> Handoff:
     if kind == "cuda":
         from mccl.handoff.cuda import cuda_handoff
 
-        return cuda_handoff(torch.device(kind, index), event_sync=config.event_sync)
+        return cuda_handoff(torch.device(kind, index or 0), event_sync=config.event_sync)
     if kind == "mps":
         from mccl.handoff.metal import metal_handoff
 

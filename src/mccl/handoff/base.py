@@ -150,4 +150,4 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     queued from inside a collective runs before the reducer waits; what it raises, backward
     raises, with its type.
     """
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[no-untyped-call, attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -85,7 +85,7 @@ class TorchMpsMemory:
     def locate(self, tensor: torch.Tensor) -> Place:
         """See ``MpsMemory``. The host alias is preferred: it is PyTorch's own word."""
         storage = tensor.untyped_storage()
-        offset = tensor.storage_offset() * tensor.element_size()
+        offset = int(tensor.storage_offset()) * tensor.element_size()
         data = storage.data_ptr()
         if self._alias is not None:
             alias = self._host_alias(storage)

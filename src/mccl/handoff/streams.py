@@ -95,11 +95,12 @@ class CudaStreams:
 
     def create_stream(self) -> torch.cuda.Stream:
         """See ``GpuStreams``. High priority: its copies go before the model's own."""
-        return torch.cuda.Stream(self.device, priority=-1)
+        return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """See ``GpuStreams``."""
-        return stream.record_event()
+        event: torch.cuda.Event = stream.record_event()
+        return event
 
     def wait_event(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
         """See ``GpuStreams``."""
@@ -107,7 +108,7 @@ class CudaStreams:
 
     def reached(self, event: torch.cuda.Event) -> bool:
         """See ``GpuStreams``."""
-        return bool(event.query())
+        return bool(event.query())  # type: ignore[no-untyped-call]
 
     def copy(self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         """See ``GpuStreams``."""
