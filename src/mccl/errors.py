@@ -31,7 +31,7 @@ class MCCLError(DistBackendError):
     the global rank to blame, ``host`` the name and address of the peer's host, ``collective``
     the c10d name of the operation in flight ("all_reduce"), ``sequence`` its number in the
     group, ``phase`` what it was doing ("connect", "header", "receive", "send", "ticket",
-    "idle"), ``waited`` for how many seconds.
+    "idle", "store"), ``waited`` for how many seconds.
     """
 
     def __init__(
@@ -178,6 +178,7 @@ _ADVICE: Mapping[type[MCCLError], str] = {
     InternalError: "please report this message together with the flight record",
     ConnectError: "check that the two hosts reach each other on this address and that no firewall "
     "drops the port",
+    StoreError: "see whether the process that hosts the store (rank 0 or the launcher) still runs",
 }
 
 
@@ -207,8 +208,8 @@ def from_native(
     """
     labels = labels or {}
     kind = _CLASSES.get(int(native.failure), InternalError)
-    if native.phase == "connect" and kind is InternalError:
-        kind = ConnectError
+    if kind is InternalError:  # mccl.h has no number for these two
+        kind = {"connect": ConnectError, "store": StoreError}.get(native.phase, InternalError)
     collective = collective_name(int(native.collective))
     peer = _global(native.culprit, global_ranks)
     reporter = _global(native.reporter, global_ranks)

@@ -15,10 +15,9 @@ import pytest
 import torch.distributed as dist
 
 from mccl import errors
-from mccl.communicator import Communicator
-from mccl.communicator import listener as listening
+from mccl.communicator import Communicator, process
 from mccl.config import Config
-from mccl.engine import Channel, Failure
+from mccl.engine import Channel, Failure, NativeError
 
 Make = Callable[..., Communicator]
 Settings = Callable[..., Config]
@@ -151,7 +150,7 @@ def test_destroy_and_create_again(make: Make, store: dist.Store) -> None:
         assert carries(*pair)
         for comm in pair:
             comm.close()
-    assert listening._process_listener is None
+    assert process._process_listener is None
 
 
 def test_the_last_to_leave_deletes_the_keys(make: Make) -> None:
@@ -169,7 +168,7 @@ def test_a_group_of_one_opens_nothing(make: Make) -> None:
 
     comm = make(NoStore(), 0, 1)
     comm.ensure(NONE, NONE)
-    assert listening._process_listener is None
+    assert process._process_listener is None
 
 
 def test_a_late_member_is_waited_for(make: Make, store: dist.Store) -> None:
@@ -292,16 +291,28 @@ def test_after_close_every_call_says_so(make: Make, store: dist.Store) -> None:
         a.ensure(one(1), NONE)
 
 
-def test_close_releases_half_built_links(make: Make, store: dist.Store) -> None:
-    a, b = make(store, 0, 2), make(store, 1, 2)
-    a._fetch(1)
-    ours, theirs = socket.socketpair()
-    link = (0, int(Channel.COLLECTIVE_TX))
-    b._partial[link] = {0: theirs}
+def test_close_releases_half_built_links(
+    make: Make, store: dist.Store, monkeypatch: pytest.MonkeyPatch, loopback: Settings
+) -> None:
+    """The sender is interrupted after the first of two rails."""
+    a, b = (make(store, r, 2, config=loopback(nsocks=2)) for r in range(2))
+    a.ensure(NONE, one(1))
+    opened: list[socket.socket] = []
+    original = a._connector.open
+
+    def once(*args: Any) -> socket.socket:
+        if opened:
+            raise errors.ConnectError("interrupted", phase="connect")
+        opened.append(original(*args))
+        return opened[0]
+
+    monkeypatch.setattr(a._connector, "open", once)
+    with pytest.raises(errors.ConnectError, match="interrupted"):
+        a.ensure(one(1), NONE)
+    assert opened[0].fileno() == -1
     b.close()
-    ours.settimeout(10)
-    assert ours.recv(1) == b""
-    ours.close()
+    assert b._incoming is not None
+    assert not b._incoming._partial
 
 
 def test_bad_arguments_are_usage_errors(make: Make, store: dist.Store) -> None:
@@ -320,8 +331,9 @@ def test_a_store_that_is_gone_is_named(make: Make) -> None:
     client = dist.TCPStore("127.0.0.1", host.port, 1, False, timedelta(seconds=5))
     a = make(client, 0, 2)
     del host
-    with pytest.raises(errors.StoreError, match="store through which the ranks meet"):
-        a.ensure(one(1), NONE)
+    for _ in range(2):
+        with pytest.raises(errors.StoreError, match="store through which the ranks meet"):
+            a.ensure(one(1), NONE)
 
 
 def test_a_forked_child_gets_a_clear_error(make: Make) -> None:
@@ -344,4 +356,70 @@ def test_a_forked_child_gets_a_clear_error(make: Make) -> None:
 def test_impossible_interface_leaves_nothing_behind(make: Make, store: dist.Store) -> None:
     with pytest.raises(errors.UsageError, match="nope0"):
         make(store, 0, 2, config=Config.from_env({"MCCL_SOCKET_IFNAME": "nope0"}))
-    assert listening._process_listener is None
+    assert process._process_listener is None
+
+
+def test_only_control_links_carry_a_user_timeout(make: Make, store: dist.Store) -> None:
+    """A peer that computes shuts its window; TCP_USER_TIMEOUT would end the link for that."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        pytest.skip("this system has no TCP_USER_TIMEOUT")
+    a, b = make(store, 0, 2), make(store, 1, 2)
+    a.ensure(one(1), NONE)
+
+    def user_timeout(comm: Communicator, peer: int, channel: Channel) -> int:
+        fd = native(comm).wait_link(peer, channel)[0]
+        assert not os.get_blocking(fd)
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    assert user_timeout(a, 1, Channel.COLLECTIVE_TX) == 0
+    assert user_timeout(b, 0, Channel.COLLECTIVE_RX) == 0
+    assert user_timeout(a, 1, Channel.CONTROL) == 10_000
+    assert user_timeout(b, 0, Channel.CONTROL) == 10_000
+
+
+def test_buffer_sizes_reach_both_ends(make: Make, store: dist.Store, loopback: Settings) -> None:
+    a, b = (make(store, r, 2, config=loopback(sock_bufsize=65536)) for r in range(2))
+    a.ensure(one(1), NONE)
+    for comm, channel, option in (
+        (a, Channel.COLLECTIVE_TX, socket.SO_SNDBUF),
+        (b, Channel.COLLECTIVE_RX, socket.SO_RCVBUF),
+    ):
+        fd = native(comm).wait_link(1 - comm.rank, channel)[0]
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            # Linux doubles what was asked for (socket(7)).
+            assert sock.getsockopt(socket.SOL_SOCKET, option) in (65536, 131072)
+
+
+def test_closing_does_not_hang_on_a_store_that_does_not_answer(
+    make: Make, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = make(store, 0, 2)
+    rendezvous = a._rendezvous
+    assert rendezvous is not None
+    release = threading.Event()
+    asked = threading.Event()
+
+    class Stuck:
+        def set(self, *_: object) -> None:
+            asked.set()
+            release.wait(30)
+            raise RuntimeError("gone")
+
+    monkeypatch.setattr("mccl.communicator.rendezvous._BEST_EFFORT_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous, "_store", Stuck())
+    a.close()
+    assert asked.is_set()
+    assert not release.is_set()
+    release.set()
+
+
+def test_what_the_engine_found_is_left_as_word_for_others(make: Make, store: dist.Store) -> None:
+    a, b = make(store, 0, 3), make(store, 1, 3)
+    lost = NativeError(Failure.PEER_DIED, 2, 0, 0, 5, 0, "receive", "connection reset")
+    native(a).fail(lost)
+    assert isinstance(a.error(), errors.PeerDiedError)
+    with pytest.raises(errors.RemoteError, match="connection reset") as info:
+        b.ensure(one(2), NONE)
+    assert info.value.peer == 2

@@ -91,6 +91,7 @@ def test_classes_fit_c10d_and_builtins() -> None:
 
 def test_a_connection_failure_is_a_connect_error() -> None:
     assert type(errors.from_native(Native(9, phase="connect"))) is errors.ConnectError
+    assert type(errors.from_native(Native(9, phase="store"))) is errors.StoreError
 
 
 def test_errors_survive_pickling() -> None:

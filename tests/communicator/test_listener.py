@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mccl.communicator import handshake as hs
-from mccl.communicator import listener as listening
+from mccl.communicator import process
 from mccl.communicator.connector import Connector, Target
 from mccl.communicator.handshake import Claims, Initiator, Verdict
 from mccl.communicator.interfaces import Address
@@ -352,7 +352,7 @@ def test_close_leaves_no_thread_and_no_descriptor() -> None:
 
 
 def test_a_forked_child_does_not_keep_the_port_open() -> None:
-    listener = listening.acquire(port=0, bufsize=None)
+    listener = process.acquire(port=0, bufsize=None)
     port = listener.bind([LOOP], "lo")[0][1]
     reading, writing = os.pipe()
     pid = os.fork()
@@ -362,7 +362,7 @@ def test_a_forked_child_does_not_keep_the_port_open() -> None:
         os._exit(0)
     try:
         assert os.read(reading, 1) == b"x"
-        listening.release(listener)
+        process.release(listener)
         with pytest.raises(ConnectionRefusedError):
             knock(port)
     finally:

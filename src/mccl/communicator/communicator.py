@@ -8,8 +8,8 @@ waits for nobody. ``ensure`` opens what a collective needs the first time it nee
 * one control link a pair, opened by whoever comes first (two do no harm);
 * a peer's rails (interfaces x MCCL_NSOCKS) make one link of several sockets, in rail order.
 
-Incoming connections arrive on the listener's thread (``_admit``, ``_take``). ``_lock`` guards
-the small tables below and is never held while something blocks; ``_peer_locks`` serialise
+Incoming connections arrive on the listener's thread (``incoming.py``, ``_arrived``). ``_lock``
+guards the small tables below and is never held while something blocks; ``_peer_locks`` serialise
 opening links to one peer, so that waiting for one never holds up another. Whatever fails here
 breaks the native communicator (``fail``), which tells every waiter and every connected rank;
 ranks without a connection find word in the store.
@@ -26,14 +26,16 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from mccl.communicator import listener as listening
+from mccl.communicator import process
 from mccl.communicator.connector import Connector, Target
-from mccl.communicator.handshake import MAX_RAILS, Claims, Verdict, derive_key, short_hash
+from mccl.communicator.handshake import MAX_RAILS, Claims, derive_key, short_hash
+from mccl.communicator.incoming import Incoming
 from mccl.communicator.interfaces import (
     choose_interfaces,
     enumerate_interfaces,
     local_address_towards,
 )
+from mccl.communicator.listener import GroupKey, Listener, Registration
 from mccl.communicator.options import prepare
 from mccl.communicator.records import (
     PeerRecord,
@@ -45,7 +47,7 @@ from mccl.communicator.records import (
 from mccl.communicator.rendezvous import Rendezvous
 from mccl.communicator.routes import Route, choose_routes
 from mccl.config import Config, Launch
-from mccl.engine import Channel, Failure, NativeComm, NativeError
+from mccl.engine import Channel, EngineBroken, Failure, NativeComm, NativeError, Status
 from mccl.errors import (
     AbortedError,
     CorruptError,
@@ -61,12 +63,6 @@ from mccl.errors import (
 
 logger = logging.getLogger("mccl.communicator")
 
-# The kind of a connection in its handshake is the sender's channel.
-_INCOMING = {
-    int(Channel.COLLECTIVE_TX): Channel.COLLECTIVE_RX,
-    int(Channel.P2P_TX): Channel.P2P_RX,
-    int(Channel.CONTROL): Channel.CONTROL,
-}
 _FAILURES: tuple[tuple[type[MCCLError], Failure], ...] = (
     (PeerDiedError, Failure.PEER_DIED),
     (PeerLeftError, Failure.PEER_LEFT),
@@ -115,14 +111,14 @@ class Communicator:
         self._ensured: set[tuple[frozenset[int], frozenset[int], bool]] = set()
         self._sending: set[tuple[int, Channel]] = set()
         self._controlled: set[int] = set()
-        self._claimed: set[tuple[int, int, int]] = set()
-        self._partial: dict[tuple[int, int], dict[int, socket.socket]] = {}
+        self._incoming: Incoming | None = None
         self._records: dict[int, PeerRecord] = {}
         self._labels: dict[int, str] = {}
         self._peer_locks: dict[int, threading.Lock] = {}
         self._closed = False
+        self._word_left = False
         self._rendezvous: Rendezvous | None = None
-        self._listener: listening.Listener | None = None
+        self._listener: Listener | None = None
         if size > 1:
             self._rendezvous = Rendezvous(store, group_name, rank, size)
         self.epoch = self._rendezvous.epoch if self._rendezvous else 1
@@ -153,7 +149,7 @@ class Communicator:
         self._job = short_hash(rendezvous.token)
         self._group = short_hash(self.name)
         self._secret_key = derive_key(secret, rendezvous.token)
-        self._key: listening.GroupKey = (self._group, self.epoch, self.rank)
+        self._key: GroupKey = (self._group, self.epoch, self.rank)
         chosen, why = choose_interfaces(
             enumerate_interfaces(),
             config.socket_ifname,
@@ -161,12 +157,13 @@ class Communicator:
             local_address_towards(launch.master_addr),
         )
         port = config.port_base + (launch.local_rank or 0) if config.port_base else 0
-        self._listener = listening.acquire(port=port, bufsize=config.sock_bufsize)
+        self._listener = process.acquire(port=port, bufsize=config.sock_bufsize)
         rails = tuple(
             Rail(item.name, item.speed, tuple(self._listener.bind(item.addresses, item.name)))
             for item in chosen
         )
-        self._announced = {(a.ip, p) for rail in rails for a, p in rail.addresses}
+        announced = frozenset((a.ip, p) for rail in rails for a, p in rail.addresses)
+        self._incoming = Incoming(self.rank, self.size, announced, self._arrived)
         self._record = PeerRecord(
             rank=self.rank,
             global_rank=self.global_ranks[self.rank],
@@ -192,7 +189,13 @@ class Communicator:
         self._label(self.rank, self._record)
         # Registered before announced: whoever reads the record finds the door open.
         self._listener.register(
-            listening.Registration(self._key, self._job, self._secret_key, self._admit, self._take)
+            Registration(
+                self._key,
+                self._job,
+                self._secret_key,
+                self._incoming.admit,
+                self._incoming.take,
+            )
         )
         rendezvous.publish(self._record)
 
@@ -304,6 +307,7 @@ class Communicator:
             raise
         logger.debug("rank %d opened %s to rank %d: %s", self.rank, channel.name, peer, rails)
         self._hand_over(peer, channel, socks)
+        self._interrupted()
 
     def _interrupted(self) -> None:
         """Raises when the group is broken, closed or not this process's."""
@@ -313,60 +317,31 @@ class Communicator:
                 f"{os.getpid()}. Create process groups in the process that uses them (start "
                 "workers by 'spawn', or fork before init_process_group)."
             )
-        if self._closed or self.native.error() is not None:
+        if self._closed or self._native_error() is not None:
             raise self.error()
 
     # ---- being connected to (listener's thread) -------------------------------------------
 
-    def _admit(self, claims: Claims) -> Verdict:
-        if self._closed:
-            return Verdict.CLOSED
-        if claims.channel not in _INCOMING:
-            return Verdict.WRONG_CHANNEL
-        if claims.channel == Channel.CONTROL and claims.rails != 1:
-            return Verdict.WRONG_CHANNEL
-        if claims.source >= self.size or claims.source == self.rank:
-            return Verdict.WRONG_RANK
-        if claims.destination_address not in self._announced:
-            return Verdict.WRONG_ADDRESS
-        claim = (claims.source, claims.channel, claims.rail)
-        with self._lock:
-            if claim in self._claimed:
-                return Verdict.DUPLICATE
-            self._claimed.add(claim)
-        return Verdict.ADMITTED
-
-    def _take(self, claims: Claims, sock: socket.socket) -> None:
-        link = (claims.source, claims.channel)
-        with self._lock:
-            if self._closed:
-                sock.close()
-                return
-            rails = self._partial.setdefault(link, {})
-            rails[claims.rail] = sock
-            if len(rails) < claims.rails:
-                return
-            del self._partial[link]
-            if claims.channel == Channel.CONTROL:
-                self._controlled.add(claims.source)
-        socks = [rails[rail] for rail in sorted(rails)]
+    def _arrived(self, peer: int, channel: Channel, socks: Sequence[socket.socket]) -> None:
+        if channel is Channel.CONTROL:
+            with self._lock:
+                self._controlled.add(peer)
         try:
-            for item in socks:
+            for sock in socks:
                 prepare(
-                    item,
-                    control=claims.channel == Channel.CONTROL,
+                    sock,
+                    control=channel is Channel.CONTROL,
                     peer_timeout=self.config.peer_timeout,
                 )
         except OSError as error:
-            for item in socks:
-                item.close()
-            peer = self.global_ranks[claims.source]
+            for sock in socks:
+                sock.close()
+            rank = self.global_ranks[peer]
             self._broke(
-                PeerDiedError(f"rank {peer}'s connection ended at once: {error}", peer=peer),
-                claims.source,
+                PeerDiedError(f"rank {rank}'s connection ended at once: {error}", peer=rank), peer
             )
             return
-        self._hand_over(claims.source, _INCOMING[claims.channel], socks)
+        self._hand_over(peer, channel, socks)
 
     def _hand_over(self, peer: int, channel: Channel, socks: Sequence[socket.socket]) -> None:
         # Under the lock, so that close() cannot destroy the native communicator meanwhile.
@@ -375,13 +350,25 @@ class Communicator:
                 for sock in socks:
                     sock.close()
                 return
-            self.native.add_link(peer, channel, [sock.detach() for sock in socks])
+            try:
+                self.native.add_link(peer, channel, [sock.detach() for sock in socks])
+                return
+            except EngineBroken as error:
+                # The engine has closed the sockets. Broken already: whoever asks is told why.
+                if error.status is Status.BROKEN:
+                    return
+                refusal = f"the engine refuses a link to rank {self.global_ranks[peer]}: {error}"
+        self._broke(InternalError(refusal, phase="connect"), peer)
+
+    def _native_error(self) -> NativeError | None:
+        with self._lock:
+            return None if self._closed else self.native.error()
 
     # ---- failing and ending ---------------------------------------------------------------
 
     def _broke(self, error: MCCLError, peer: int) -> None:
         """Breaks the native communicator, so that every waiter and every rank knows."""
-        if self._closed or self.native.error() is not None:
+        if self._closed or self._native_error() is not None:
             return
         failure = next((f for kind, f in _FAILURES if isinstance(error, kind)), Failure.INTERNAL)
         culprit = peer
@@ -391,32 +378,43 @@ class Communicator:
                 self.global_ranks.index(error.peer) if known and error.peer is not None else -1
             )
         message = str(error)
-        self.native.fail(
-            NativeError(
-                failure=failure,
-                culprit=culprit,
-                reporter=self.rank,
-                collective=_NO_COLLECTIVE,
-                sequence=0,
-                waited_us=int((error.waited or 0.0) * 1e6),
-                phase=error.phase or "connect",
-                message=message,
-            )
+        found = NativeError(
+            failure=failure,
+            culprit=culprit,
+            reporter=self.rank,
+            collective=_NO_COLLECTIVE,
+            sequence=0,
+            waited_us=int((error.waited or 0.0) * 1e6),
+            phase=error.phase or "connect",
+            message=message,
         )
-        if self._rendezvous is not None and not isinstance(error, RemoteError):
-            self._rendezvous.mark_failed(
-                {
-                    "rank": self.global_ranks[self.rank],
-                    "culprit": self.global_ranks[culprit] if culprit >= 0 else None,
-                    "message": message,
-                }
-            )
+        with self._lock:
+            if not self._closed:
+                self.native.fail(found)
+        if not isinstance(error, RemoteError):
+            self._leave_word(culprit, message)
+
+    def _leave_word(self, culprit: int, message: str) -> None:
+        """Tells ranks that have no connection yet, once, through the store."""
+        with self._lock:
+            if self._word_left or self._rendezvous is None:
+                return
+            self._word_left = True
+        self._rendezvous.mark_failed(
+            {
+                "rank": self.global_ranks[self.rank],
+                "culprit": self.global_ranks[culprit] if culprit >= 0 else None,
+                "message": message,
+            }
+        )
 
     def error(self) -> MCCLError:
         """What broke the group, as an exception to raise."""
-        native = None if self._closed else self.native.error()
+        native = self._native_error()
         rank = self.global_ranks[self.rank]
         if native is not None:
+            if native.reporter == self.rank:
+                self._leave_word(native.culprit, native.message)
             return from_native(
                 native,
                 rank=rank,
@@ -438,12 +436,11 @@ class Communicator:
 
     def abort(self, reason: str) -> None:
         """Breaks the group here and everywhere; may be called from any thread."""
-        if self._closed:
-            return
-        self.native.abort(reason)
-        if self._rendezvous is not None:
-            rank = self.global_ranks[self.rank]
-            self._rendezvous.mark_failed({"rank": rank, "culprit": rank, "message": reason})
+        with self._lock:
+            if self._closed:
+                return
+            self.native.abort(reason)
+        self._leave_word(self.rank, reason)
 
     def close(self) -> None:
         """Says goodbye, waits for nothing; idempotent. In a forked child: does nothing."""
@@ -451,20 +448,18 @@ class Communicator:
             if self._closed:
                 return
             self._closed = True
-            unfinished = [sock for rails in self._partial.values() for sock in rails.values()]
-            self._partial.clear()
         if self._pid != os.getpid():
             return
-        for sock in unfinished:
-            sock.close()
         if self._listener is not None:
             self._listener.deregister(self._key)
+        if self._incoming is not None:
+            self._incoming.close()
         with self._lock:
             self.native.destroy()
         if self._rendezvous is not None:
             self._rendezvous.leave()
         if self._listener is not None:
-            listening.release(self._listener)
+            process.release(self._listener)
 
 
 _logged: set[str] = set()

@@ -10,6 +10,7 @@ errno. Waits are sliced, so an abort, a failure elsewhere or Ctrl-C ends them.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import sys
@@ -23,6 +24,7 @@ from mccl.communicator.options import set_buffers
 from mccl.communicator.routes import Route
 from mccl.errors import ConnectError, MCCLError, MismatchError, PeerDiedError, PeerLeftError
 
+_IP_BIND_ADDRESS_NO_PORT = 24  # <linux/in.h>
 _SLICE = 0.2
 _REFUSED_FOR = 1.0
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.2
@@ -110,6 +112,10 @@ class Connector:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             set_buffers(sock, self._bufsize)
+            if sys.platform == "linux":
+                # bind() chooses the address only; a port is taken at connect(), shared between
+                # destinations, so that large groups do not run out of them.
+                sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
             sock.bind(route.local.sockaddr(0))
             self._connect(sock, route, deadline)
             self._shake(sock, route, target, key, claims, deadline)
@@ -124,7 +130,11 @@ class Connector:
             self._await(sock, deadline, write=True)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            raise OSError(code, "connect")
+            raise OSError(code, os.strerror(code))
+        if sock.getsockname() == sock.getpeername():
+            # TCP's simultaneous open (RFC 9293, 3.5): with nobody listening on an ephemeral port
+            # of this host, a socket may be given that very port and connect to itself.
+            raise OSError(errno.ECONNREFUSED, "connected to itself: nobody listens there")
 
     def _shake(
         self,

@@ -16,9 +16,7 @@ The thread owns ``_connections`` and the selector. ``_lock`` guards ``_registrat
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import errno
 import logging
 import os
 import selectors
@@ -30,10 +28,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mccl.communicator import handshake
+from mccl.communicator.binding import open_listening
 from mccl.communicator.handshake import Acceptor, Claims, HandshakeError, Verdict
 from mccl.communicator.interfaces import Address
 from mccl.communicator.throttle import Throttle
-from mccl.errors import ConnectError, InternalError
+from mccl.errors import InternalError
 
 logger = logging.getLogger("mccl.communicator")
 
@@ -41,7 +40,6 @@ GroupKey = tuple[bytes, int, int]
 """Hash of the group's name, epoch, our rank in it."""
 
 _REMEMBERED_GROUPS = 1024
-_BACKLOG = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class Listener:
             for address in addresses:
                 where = (address.ip, address.scope)
                 if where not in self._bound:
-                    sock = self._open(address, interface)
+                    sock = open_listening(address, self.port, self._bufsize, interface)
                     if sock is None:
                         continue
                     self._bound[where] = sock
@@ -143,28 +141,6 @@ class Listener:
                 f"{', '.join(map(str, addresses))}; expected at least one"
             )
         return result
-
-    def _open(self, address: Address, interface: str) -> socket.socket | None:
-        sock = socket.socket(address.family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if address.family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if self._bufsize:
-                # Before listen(): the window scale is fixed when a connection is accepted.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._bufsize)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._bufsize)
-            sock.bind(address.sockaddr(self.port))
-            sock.listen(_BACKLOG)
-        except OSError as error:
-            sock.close()
-            if error.errno == errno.EADDRNOTAVAIL and address.family == socket.AF_INET6:
-                # Tentative or duplicate address (RFC 4862): others of the interface serve.
-                logger.debug("not listening on %s of %s: %s", address.ip, interface, error)
-                return None
-            raise _bind_error(error, address, self.port, interface) from error
-        return sock
 
     def register(self, registration: Registration) -> None:
         with self._lock:
@@ -426,75 +402,3 @@ class Listener:
         connection.finished = True
         self._selector.unregister(connection.sock)
         self._connections.pop(connection, None)
-
-
-def _bind_error(
-    error: OSError, address: Address, port: int, interface: str
-) -> ConnectError | InternalError:
-    where = f"{address.ip} port {port} (interface {interface})"
-    if error.errno == errno.EADDRINUSE:
-        return ConnectError(
-            f"port {port} is in use on {address.ip} (interface {interface}). Stop the process that "
-            "has it, set MCCL_PORT_BASE to a free range (each process uses the base plus its local "
-            "rank), or unset it to take any free port.",
-            phase="connect",
-        )
-    if error.errno == errno.EACCES:
-        return ConnectError(
-            f"no permission to listen on {where}: ports below 1024 need root. Set MCCL_PORT_BASE "
-            "to 1024 or more, or unset it.",
-            phase="connect",
-        )
-    return InternalError(f"cannot listen on {where}: {error} (errno {error.errno})")
-
-
-# ---- one a process ---------------------------------------------------------------------------
-
-_process_lock = threading.Lock()
-_process_listener: Listener | None = None
-_users = 0
-
-
-def acquire(*, port: int, bufsize: int | None) -> Listener:
-    """This process's listener, made on first need (``port`` and ``bufsize`` count then).
-
-    Every call is paired with one of ``release``.
-    """
-    global _process_listener, _users
-    with _process_lock:
-        if _process_listener is None:
-            _process_listener = Listener(port=port, bufsize=bufsize)
-            _users = 0
-        _users += 1
-        return _process_listener
-
-
-def release(listener: Listener) -> None:
-    """Gives the listener back; the last one to do so closes it."""
-    global _process_listener, _users
-    with _process_lock:
-        if _process_listener is not listener:
-            return  # a forked child, or after exit began
-        _users -= 1
-        if _users > 0:
-            return
-        _process_listener = None
-    listener.close()
-
-
-def _close_at_exit() -> None:
-    listener = _process_listener
-    if listener is not None:
-        listener.close()
-
-
-def _forget_in_child() -> None:
-    global _process_listener, _process_lock
-    _process_lock = threading.Lock()
-    if _process_listener is not None:
-        _process_listener.abandon()
-        _process_listener = None
-
-
-atexit.register(_close_at_exit)
-os.register_at_fork(after_in_child=_forget_in_child)

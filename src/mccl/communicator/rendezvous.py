@@ -32,6 +32,7 @@ from mccl.errors import ConnectError, PeerLeftError, RemoteError, StoreError
 
 _LEFT = b"left"
 _FIRST_POLL, _LAST_POLL = 0.002, 0.1
+_BEST_EFFORT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
@@ -44,8 +45,24 @@ def _store_call(doing: str) -> Iterator[None]:
             f"the store through which the ranks meet failed while {doing}: {reason}. The process "
             "that hosts it (rank 0, or torchrun's agent on the first host) has ended or cannot be "
             "reached; look at its log, then restart the job.",
-            phase="connect",
+            phase="store",
         ) from error
+
+
+def _best_effort(call: Callable[[], object]) -> None:
+    """Makes a call to the store that may fail, for at most a second.
+
+    A store whose host is cut off answers after its own time-out, which may be half an hour, and
+    another thread may be waiting in it: aborting and closing must not hang on that.
+    """
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # the store may be what failed
+            call()
+
+    thread = threading.Thread(target=run, name="mccl-store", daemon=True)
+    thread.start()
+    thread.join(_BEST_EFFORT_SECONDS)
 
 
 class Rendezvous:
@@ -138,8 +155,8 @@ class Rendezvous:
 
     def mark_failed(self, description: Mapping[str, Any]) -> None:
         """Leaves word for ranks without a connection; the first word stays. Best effort."""
-        with contextlib.suppress(RuntimeError):  # the store may be what failed
-            self._store.compare_set(f"{self._prefix}/failed", "", json.dumps(dict(description)))
+        key, word = f"{self._prefix}/failed", json.dumps(dict(description))
+        _best_effort(lambda: self._store.compare_set(key, "", word))
 
     def raise_if_failed(self, store: Store | None = None) -> None:
         """Raises RemoteError when a rank has left word that the group broke."""
@@ -160,11 +177,14 @@ class Rendezvous:
         self._clone = None
         keys = ["token", "secret", "failed", "left"]
         keys += [f"addr/{rank}" for rank in range(self.size)]
-        with contextlib.suppress(RuntimeError):  # the store may be gone: it is what we leave
+
+        def go() -> None:
             self._store.set(f"{self._prefix}/addr/{self.rank}", _LEFT.decode())
             if self._store.add(f"{self._prefix}/left", 1) == self.size:
                 for key in keys:
                     self._store.delete_key(f"{self._prefix}/{key}")
+
+        _best_effort(go)
 
 
 def _left_error(global_rank: int) -> PeerLeftError:
