@@ -55,8 +55,9 @@ def extents(sizes: Sequence[int], *, separate: bool = False) -> tuple[int, ...]:
 
 
 def _deps(stream: Iterable[Number], full: Iterable[Number]) -> tuple[Dep, ...]:
-    waits = [Dep(s, DepKind.STREAM) for s in stream if s is not None]
-    waits += [Dep(s, DepKind.FULL) for s in full if s is not None]
+    waits = [Dep(s, DepKind.STREAM) for s in stream if s is not None] if stream else []
+    if full:
+        waits += [Dep(s, DepKind.FULL) for s in full if s is not None]
     return tuple(waits)
 
 
