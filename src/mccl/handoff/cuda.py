@@ -38,8 +38,8 @@ from mccl.handoff.staging import Staged, StagingPool
 from mccl.handoff.streams import CudaStreams, GpuStreams
 from mccl.handoff.words import Word, Words
 
-PIECE_BYTES = 4 << 20
-"""Copying 4 MiB over PCIe takes some 100 µs: small against the network, large against a launch."""
+PIECE_BYTES = 8 << 20
+"""Copying 8 MiB over PCIe takes some 300 µs: small against the network, large against a launch."""
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ class CudaStreams:
     def pinned(self, nbytes: int) -> torch.Tensor:
         """See ``GpuStreams``."""
         with torch.cuda.device(self.device):
-            return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+            return torch.zeros(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def completed_future(self, stream: torch.cuda.Stream, value: Any) -> torch.futures.Future[Any]:
         """See ``GpuStreams``."""
