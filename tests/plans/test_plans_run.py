@@ -11,7 +11,7 @@ import pytest
 from plan_cases import ALL, plans_of, ragged, switches
 from plan_interpreter import Interpreter, Value
 
-from mccl.plans import Collective, Dep, DepKind, Plan, Request, Step
+from mccl.plans import Collective, Dep, DepKind, Plan, Request, Step, chain
 from mccl.plans.check import check
 from mccl.plans.contracts import Contract, contract
 from mccl.plans.emit import per_rank
@@ -185,3 +185,16 @@ def test_whatever_passes_the_check_runs_right(collective: Collective, algorithm:
         for _ in range(2):
             assert_right(plans, requests, rng)
     assert passed > 20
+
+
+@pytest.mark.parametrize("count", [8, 9, 23, 64, 131])
+def test_a_chain_in_many_segments(count: int) -> None:
+    """More segments than scratch slots, of uneven sizes: the slots are used again and again."""
+    rng = random.Random(count)
+    for world in (2, 3, 5):
+        requests = [Request(sizes=count, root=1)] * world
+        plans = [chain.reduce(world, r, count, 1, min_segment=2) for r in range(world)]
+        if world > 2:
+            assert any(dep.kind is DepKind.FULL for step in plans[2].steps for dep in step.deps)
+        check(plans, requests)
+        assert_right(plans, requests, rng)
