@@ -107,7 +107,21 @@ def parse_choice(accepted: Mapping[str, str | None]) -> Callable[[str], str | No
     return parse
 
 
-ALGORITHMS = ("auto", "ring", "recursive_doubling", "direct", "two_level")
+ALGORITHMS = (
+    "auto",
+    "binomial",
+    "chain",
+    "direct",
+    "dissemination",
+    "double_tree",
+    "pairwise",
+    "rabenseifner",
+    "recursive_doubling",
+    "ring",
+    "two_level",
+)
+"""Those of ``mccl.plans``, which this leaf may not import; a test compares the two."""
+
 WIRE_DTYPES: dict[str, str | None] = {
     "none": None,
     "bfloat16": "bfloat16",

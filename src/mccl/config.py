@@ -110,7 +110,7 @@ class Config:
         "MCCL_ALGO",
         _values.parse_choice({name: name for name in _values.ALGORITHMS}),
         f"Algorithm for every collective that has it: {', '.join(_values.ALGORITHMS)}. "
-        "`auto` chooses by size, dtype and world size.",
+        "`auto` chooses by size, dtype and world size; so does a collective without the one named.",
         section="Collectives",
     )
     small_msg_threshold: int = _setting(
@@ -358,6 +358,11 @@ WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
 """Names that other software of this name reads, and why they do nothing here."""
 
 _reported: set[str] = set()
+
+
+def forget_reported() -> None:
+    """Let names that were warned about be warned about again."""
+    _reported.clear()
 
 
 def known_names() -> frozenset[str]:

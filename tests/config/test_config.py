@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mccl import _values
 from mccl import config as config_module
 from mccl.config import Config, ConfigError, InterfaceRule, Launch
+from mccl.plans import choose
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,7 @@ def test_environment_sets_field(env: str, text: str, field: str, value: object) 
         ("MCCL_SOCKET_IFNAME", "a,,b", "interface names"),
         ("MCCL_SOCK_BUFSIZE", "4 million", "a number of bytes"),
         ("MCCL_SOCK_BUFSIZE", "-1", "a number of bytes"),
-        ("MCCL_ALGO", "butterfly", "auto, ring"),
+        ("MCCL_ALGO", "butterfly", "auto, binomial"),
         ("MCCL_WIRE_DTYPE", "int8", "bfloat16"),
         ("MCCL_PEER_TIMEOUT", "0", "greater than 0"),
         ("MCCL_PEER_TIMEOUT", "nan", "greater than 0"),
@@ -172,3 +174,7 @@ def test_launch_reads_what_torchrun_sets() -> None:
     assert launch == Launch(rank=3, world_size=8, master_addr="a")
     with pytest.raises(ConfigError, match="RANK='x'"):
         Launch.from_env({"RANK": "x"})
+
+
+def test_algorithms_are_those_that_the_plans_offer() -> None:
+    assert set(_values.ALGORITHMS) == set(choose.ALGORITHMS)
