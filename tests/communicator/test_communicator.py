@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,36 @@ def test_a_rank_claimed_twice_is_refused(make: Make, store: dist.Store) -> None:
         a._ensured.clear()
     with pytest.raises(errors.ConnectError, match="two processes claim the same rank"):
         a.ensure(one(0), NONE)
+
+
+def test_a_relay_under_its_own_address_is_refused(make: Make, store: dist.Store) -> None:
+    """Somebody announced his own address for rank 1 and passes every byte on, both ways."""
+    a, b = make(store, 0, 2), make(store, 1, 2)
+    record = a._fetch(1)
+    with socket.create_server(("127.0.0.1", 0)) as relay, ThreadPoolExecutor(1) as pool:
+        passing = pool.submit(_pass_on, relay, record.rails[0].addresses[0][1])
+        rail = replace(
+            record.rails[0], addresses=((Address("127.0.0.1", 8), relay.getsockname()[1]),)
+        )
+        a._records[1] = replace(record, rails=(rail,))
+        with pytest.raises(errors.ConnectError, match="never announced the address"):
+            a.ensure(one(1), NONE)
+        passing.result(10)
+    assert not native(b).links
+
+
+def _pass_on(relay: socket.socket, port: int) -> None:
+    """HELLO there, challenge back, proof there, verdict back."""
+    ours, _ = relay.accept()
+    with ours, socket.create_connection(("127.0.0.1", port)) as theirs:
+        for source, sink, size in (
+            (ours, theirs, hs.HELLO_SIZE),
+            (theirs, ours, hs.CHALLENGE_SIZE),
+            (ours, theirs, hs.PROOF_SIZE),
+            (theirs, ours, hs.VERDICT_SIZE),
+        ):
+            source.settimeout(10)
+            sink.sendall(source.recv(size, socket.MSG_WAITALL))
 
 
 def test_failure_reaches_ranks_without_a_connection(make: Make, store: dist.Store) -> None:
