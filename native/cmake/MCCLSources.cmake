@@ -45,7 +45,7 @@ foreach(source IN LISTS MCCL_SOURCES)
     list(APPEND flags -mavx2 -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl)
   elseif(stem STREQUAL "crc32c_sse42")
     list(APPEND flags -msse4.2)
-  elseif(stem STREQUAL "crc32c_arm")
+  elseif(stem STREQUAL "crc32c_arm" AND NOT APPLE) # every Apple processor has it
     list(APPEND flags -march=armv8-a+crc)
   endif()
   if(flags)
