@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from mccl import errors
 from mccl.communicator import Communicator, process
+from mccl.communicator import handshake as hs
+from mccl.communicator.interfaces import Address
 from mccl.config import Config
 from mccl.engine import Channel, Failure, NativeError
 
@@ -256,6 +258,7 @@ def test_a_relay_under_its_own_address_is_refused(make: Make, store: dist.Store)
     a, b = make(store, 0, 2), make(store, 1, 2)
     record = a._fetch(1)
     with socket.create_server(("127.0.0.1", 0)) as relay, ThreadPoolExecutor(1) as pool:
+        relay.settimeout(10)
         passing = pool.submit(_pass_on, relay, record.rails[0].addresses[0][1])
         rail = replace(
             record.rails[0], addresses=((Address("127.0.0.1", 8), relay.getsockname()[1]),)
