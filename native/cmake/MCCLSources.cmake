@@ -52,3 +52,7 @@ foreach(source IN LISTS MCCL_SOURCES)
     set_property(SOURCE "${source}" PROPERTY COMPILE_OPTIONS ${flags})
   endif()
 endforeach()
+
+set(MCCL_KERNEL_SOURCES ${MCCL_SOURCES})
+list(FILTER MCCL_KERNEL_SOURCES INCLUDE REGEX "/src/(reduce|crc32c|kernels_api)[^/]*$")
+list(REMOVE_ITEM MCCL_SOURCES ${MCCL_KERNEL_SOURCES})

@@ -73,6 +73,17 @@ def test_neon_kernels_under_qemu() -> None:
     assert "neon: done" in output, "the tests ran without NEON kernels"
 
 
+@pytest.mark.skipif(platform.system() != "Linux", reason="reads the library with GNU nm and ldd")
+def test_library_exports_its_header_and_needs_the_system_only(library: ctypes.CDLL) -> None:
+    exported = native_build.run(["nm", "-D", "--defined-only", library._name], seconds=60)
+    names = {line.split()[-1] for line in exported.splitlines()}
+    assert "mccl_reduce" in names
+    assert {name for name in names if not name.startswith("mccl_")} == set()
+    needed = native_build.run(["ldd", library._name], seconds=60)
+    assert "libstdc++" not in needed
+    assert "libgcc_s" not in needed
+
+
 DTYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
     torch.int8: 1,
