@@ -12,7 +12,7 @@ import pytest
 from mccl import _values
 from mccl import config as config_module
 from mccl.config import Config, ConfigError, InterfaceRule, Launch
-from mccl.plans import choose
+from mccl.plans.choose import ALGORITHMS
 
 
 @pytest.fixture(autouse=True)
@@ -177,4 +177,4 @@ def test_launch_reads_what_torchrun_sets() -> None:
 
 
 def test_algorithms_are_those_that_the_plans_offer() -> None:
-    assert set(_values.ALGORITHMS) == set(choose.ALGORITHMS)
+    assert set(_values.ALGORITHMS) == set(ALGORITHMS)
