@@ -98,9 +98,12 @@ def test_own_host_name_is_never_resolved(monkeypatch: pytest.MonkeyPatch) -> Non
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    ifs.local_address_towards.cache_clear()
     for name in ("mac-1", "mac-1.local", "MAC-1.lan"):
         ifs.local_address_towards(name, own_name="mac-1.local")
     assert asked == ["192.0.2.1"] * 3
+    ifs.local_address_towards("mac-1", own_name="mac-1.local")  # nor does a second group ask again
+    assert len(asked) == 3
 
 
 def test_route_to_a_loopback_master() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import functools
 import ipaddress
 import logging
 import socket
@@ -198,11 +199,13 @@ def _interface(name: str, flags: int, addresses: list[Address], link: bytes | No
     )
 
 
+@functools.lru_cache(maxsize=8)
 def local_address_towards(host: str | None, own_name: str | None = None) -> str | None:
     """Our numeric address on the route to ``host``; None when it cannot be told.
 
     No packet is sent. One's own host name (``own_name``, short or full or with ``.local``) is
-    never resolved: there the default route decides.
+    never resolved: there the default route decides. The answer is kept for the process, as a
+    name may take long to resolve and every group asks.
     """
     own_name = socket.gethostname() if own_name is None else own_name
     if host is None:
