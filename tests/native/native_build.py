@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,19 @@ BUILD_SECONDS = 900
 TEST_SECONDS = 900
 
 
-def missing_tools() -> str | None:
-    """What keeps native code from being built here, or None."""
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        return "no C++ compiler (c++, g++ or clang++) on PATH"
-    if shutil.which("cmake") is None:
-        return "no cmake on PATH"
-    return None
+def missing_compiler() -> str | None:
+    """Why native code cannot be built here, or None."""
+    if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+        return None
+    return "no C++ compiler (c++, g++ or clang++) on PATH"
+
+
+def tool(name: str) -> str:
+    """Path of cmake, ctest or ninja: the one of this Python's environment comes first."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    assert found, f"{name} is neither beside {sys.executable} nor on PATH: pip install cmake ninja"
+    return found
 
 
 def run(command: Sequence[str], *, seconds: float, cwd: Path | None = None) -> str:
@@ -50,12 +57,12 @@ def only_one(directory: Path) -> Iterator[None]:
 def build(name: str, *options: str, targets: Sequence[str] = ()) -> Path:
     """Build ``native/`` in ``build/<name>`` (incrementally) and return that directory."""
     directory = ROOT / "build" / name
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(directory), *generator, *options]
+    configure = [tool("cmake"), "-S", str(ROOT / "native"), "-B", str(directory)]
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
     with only_one(directory):
-        run(configure, seconds=120)
+        run([*configure, *generator, *options], seconds=300)
         wanted = ["--target", *targets] if targets else []
-        run(["cmake", "--build", str(directory), *wanted], seconds=BUILD_SECONDS)
+        run([tool("cmake"), "--build", str(directory), *wanted], seconds=BUILD_SECONDS)
     return directory
 
 

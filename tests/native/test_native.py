@@ -15,7 +15,7 @@ import torch
 
 from . import native_build
 
-MISSING = native_build.missing_tools()
+MISSING = native_build.missing_compiler()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
@@ -37,7 +37,7 @@ def test_native_tests_pass_under_sanitizer(sanitizer: str) -> None:
     name = f"native-{sanitizer.partition(',')[0]}-sanitizer"
     options = ["-DMCCL_BUILD_TESTS=ON", f"-DMCCL_SANITIZE={sanitizer}"]
     directory = native_build.build(name, *options)
-    ctest = ["ctest", "--output-on-failure", "--timeout", "300"]
+    ctest = [native_build.tool("ctest"), "--output-on-failure", "--timeout", "300"]
     with native_build.only_one(directory):
         output = native_build.run(
             [*_fixed_addresses(), *ctest], seconds=native_build.TEST_SECONDS, cwd=directory
@@ -47,7 +47,13 @@ def test_native_tests_pass_under_sanitizer(sanitizer: str) -> None:
 
 
 def test_unknown_sanitizer_is_refused(tmp_path: Path) -> None:
-    command = ["cmake", "-S", str(native_build.ROOT / "native"), "-B", str(tmp_path)]
+    command = [
+        native_build.tool("cmake"),
+        "-S",
+        str(native_build.ROOT / "native"),
+        "-B",
+        str(tmp_path),
+    ]
     done = subprocess.run(
         [*command, "-DMCCL_SANITIZE=valgrind"], capture_output=True, text=True, check=False
     )
@@ -66,7 +72,7 @@ def test_neon_kernels_under_qemu() -> None:
         pytest.skip(f"cross-building for ARM needs {' and '.join(missing)}")
     options = ["-DMCCL_BUILD_TESTS=ON", "-DCMAKE_TOOLCHAIN_FILE=cmake/aarch64-linux-gnu.cmake"]
     directory = native_build.build("native-aarch64", *options, targets=KERNEL_TESTS)
-    ctest = ["ctest", "--verbose", "-R", f"^({'|'.join(KERNEL_TESTS)})$"]
+    ctest = [native_build.tool("ctest"), "--verbose", "-R", f"^({'|'.join(KERNEL_TESTS)})$"]
     with native_build.only_one(directory):
         output = native_build.run(ctest, seconds=native_build.TEST_SECONDS, cwd=directory)
     assert re.search(rf"100% tests passed.* out of {len(KERNEL_TESTS)}\n", output), output
