@@ -131,19 +131,19 @@ def run(title: str, command: list[str]) -> None:
     say(title)
     lines: list[str] = []
     live = sys.stdout.isatty()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.append(line.rstrip())
-        if live:
-            print("\r\033[K    " + lines[-1].strip()[:90], end="", flush=True)
-        elif line.startswith(("Collecting ", "Installing collected")):
-            print("    " + lines[-1][:120], flush=True)
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if live:
+                print("\r\033[K    " + lines[-1].strip()[:90], end="", flush=True)
+            elif line.startswith(("Collecting ", "Installing collected")):
+                print("    " + lines[-1][:120], flush=True)
     if live:
         print("\r\033[K", end="", flush=True)
-    if process.wait():
+    if process.returncode:
         print("\n".join(lines[-60:]), file=sys.stderr)
         print(f"\n{title}: failed. The command was:\n  {' '.join(command)}", file=sys.stderr)
         raise SystemExit(1)

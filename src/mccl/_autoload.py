@@ -17,8 +17,11 @@ DEVICES = ("cpu", "cuda", "mps")
 
 
 def _create(distributed_options: Any, options: Any) -> Any:
+    from mccl import log
+    from mccl.config import Config
     from mccl.process_group import create
 
+    log.setup(Config.from_env())
     return create(distributed_options, options)
 
 
