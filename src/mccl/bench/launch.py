@@ -3,8 +3,8 @@
 Ranks are forked from one process that has imported torch already (``multiprocessing``'s
 forkserver), so 24 ranks start in a second and share the pages of torch; where fork is not safe
 (macOS) they are spawned. They meet and exchange small objects over a ``TCPStore``, never over the
-backend that is being measured. A rank dies with its parent (``PR_SET_PDEATHSIG``), every run has a
-hard time limit, and whatever is left at its end is killed.
+backend that is being measured. A rank dies with the process that started it, every run has a hard
+time limit, and whatever is left at its end is killed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -30,12 +31,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from mccl.config import Launch
 from mccl.errors import MCCLError, UsageError
 
 Worker = Callable[["RankContext", dict[str, Any]], Any]
 
 _PRELOAD = ["torch", "torch.distributed", "numpy", "mccl.bench.sweep"]
-_PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
 
 
@@ -131,10 +132,18 @@ class Placement:
     namespace: str | None = None
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it ends; elsewhere a no-op."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(pipe: Connection) -> None:
+    """Kill this process when the other end of ``pipe`` closes, as it does when its owner dies.
+
+    The forkserver itself outlives its owner while ranks live, so asking the kernel for a signal
+    at the parent's death would not do.
+    """
+
+    def watch() -> None:
+        wait([pipe])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
 
 
 def enter_namespace(path: str) -> None:
@@ -163,7 +172,7 @@ def _rank_main(
     store: tuple[str, int],
     timeout: float,
 ) -> None:
-    die_with_parent()
+    die_with_parent(pipe)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when ranks end
     if place.namespace is not None:
         enter_namespace(place.namespace)
@@ -187,8 +196,6 @@ def _rank_main(
     except Exception:  # noqa: BLE001 - reported by the parent, with the rank
         pipe.send(("error", traceback.format_exc()))
         raise SystemExit(1) from None
-    finally:
-        pipe.close()
 
 
 class _Crew:
@@ -202,7 +209,7 @@ class _Crew:
 
     def start(self, context: Any, arguments: tuple[Any, ...]) -> None:
         """Start the next rank; ``arguments`` are those of ``_rank_main`` after the pipe."""
-        ours, theirs = context.Pipe(duplex=False)
+        ours, theirs = context.Pipe()
         process = context.Process(target=_rank_main, args=(theirs, *arguments), daemon=True)
         process.start()
         theirs.close()
@@ -333,7 +340,7 @@ class JoinedLauncher:
 
 def _own_address() -> str:
     """The address of the interface that routes to the job's master."""
-    master = os.environ["MASTER_ADDR"]  # set by the elastic launcher, not our configuration
+    master = Launch.from_env().master_addr or "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((master, 9))
         return str(probe.getsockname()[0])
