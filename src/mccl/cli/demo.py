@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     runs = [(settings, options.ranks)]
     if not options.no_compare and options.ranks > 1:
         title = "1 rank, same global batch"
-        runs.append((dataclasses.replace(settings, threads=cores, title=title), 1))
+        # As many threads as each of the ranks has: one rank stands for one machine.
+        runs.append((dataclasses.replace(settings, title=title), 1))
     outcomes = []
     for part, ranks in runs:
         outcome = _train(part, ranks)

@@ -121,11 +121,13 @@ def _result(many: Outcome, one: Outcome | None) -> Iterator[str]:
     for name, values in rows:
         yield f"{name:24s}" + "".join(f"{value:>16s}" for value in values)
     if one is not None:
+        scaling = many.samples_per_second / one.samples_per_second
+        yield f"{'speed-up':24s}{scaling:>15.2f}x{f'({scaling / many.ranks:.0%} of linear)':>20s}"
         yield ""
         yield (
             f"Same global batch of {many.batch}, same order: the losses of the two runs differ by "
-            f"{difference(many, one, 1):.0e} at the first step, by at most "
-            f"{difference(many, one, 10):.0e} in the first 10 (rounding, which Adam amplifies)."
+            f"{difference(many, one, 1):.1g} at the first step and by at most "
+            f"{difference(many, one, 10):.1g} in the first 10 (rounding, which Adam amplifies)."
         )
 
 
