@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import socket
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+import mccl
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def describe_machine() -> Machine:
         kernel=platform.release(),
         python=platform.python_version(),
         torch=str(torch.__version__),
-        mccl=_version("mccl"),
+        mccl=mccl.__version__,
         accelerator=_accelerator(),
         interfaces=_interfaces(),
         tcp_congestion_control=_read(Path("/proc/sys/net/ipv4/tcp_congestion_control")),
@@ -75,13 +76,6 @@ def _memory_bytes() -> int:
     if "SC_PHYS_PAGES" not in os.sysconf_names:
         return 0
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed (run from a checkout)"
 
 
 def _accelerator() -> str:

@@ -27,6 +27,8 @@ TCP = "tcp"
 GOODPUT_FROM = 64 << 10
 """Bytes from which streaming means anything: below, latency decides, and streams have none."""
 
+_PORTION_BYTES = 4 << 20
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -113,12 +115,16 @@ def _time_ring(
     dtype = exact.DTYPES[cell.dtype]
     count = collectives.element_count(bench, cell.nbytes, dtype, context.world)
     nbytes = round(count * dtype.itemsize * bench.factor(context.world))
+    # Less than a few socket buffers would arrive from memory, not from the link.
+    portion = max(nbytes, _PORTION_BYTES)
     context.gather("ready")
-    warm = ring.stream(nbytes, max(2, effort.warmup))
+    warm = ring.stream(portion, max(2, effort.warmup))
     iterations = effort.iterations(context.share(warm[-1]))
     cpu = cpu_seconds()
-    samples = ring.stream(nbytes, iterations)
-    cpu = cpu_seconds() - cpu
+    samples = ring.stream(portion, iterations)
+    scale = nbytes / portion
+    cpu = (cpu_seconds() - cpu) * scale
+    samples = [sample * scale for sample in samples]
     return Measured(TCP, number, samples, cpu, 0, count)
 
 

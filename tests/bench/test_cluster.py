@@ -1,0 +1,193 @@
+"""The emulated cluster: shaped links, events, and nothing left, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mccl.bench import cluster as cluster_module
+from mccl.bench.cluster import Cluster
+from mccl.bench.emulate import ClusterLauncher, Event, parse_event
+from mccl.bench.goodput import Ring
+from mccl.bench.launch import RankContext, RankFailedError
+from mccl.errors import UsageError
+
+pytestmark = [
+    pytest.mark.timeout(90),
+    pytest.mark.root,
+]
+needs_root = pytest.mark.skipif(
+    cluster_module.missing() is not None, reason=str(cluster_module.missing())
+)
+
+
+def where(context: RankContext, options: dict[str, Any]) -> list[Any]:
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    return [context.address, context.interface, context.interface in links, links.count("\n")]
+
+
+def stream(context: RankContext, options: dict[str, Any]) -> float:
+    ring = Ring(context)
+    ring.stream(options["nbytes"])
+    taken = ring.stream(options["nbytes"], 2)
+    ring.close()
+    return float(sum(taken) / len(taken))
+
+
+def stuck(context: RankContext, options: dict[str, Any]) -> None:
+    ring = Ring(context)
+    context.gather("connected")
+    Path(options["folder"], str(context.rank)).write_text("connected")
+    ring.stream(1 << 30)
+
+
+def namespaces_held_by(pid: int) -> list[str]:
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = link.readlink()
+        except OSError:
+            continue  # the descriptor of the listing itself is gone by now
+        if str(target).startswith("net:"):
+            found.append(str(target))
+    return found
+
+
+def processes_in(namespaces: set[str]) -> list[int]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                inside = str((process / "ns" / "net").readlink())
+            except OSError:
+                continue  # it ended meanwhile
+            if inside in namespaces:
+                found.append(int(process.name))
+    return found
+
+
+@needs_root
+def test_each_host_has_its_own_interface_and_two_clusters_coexist() -> None:
+    with Cluster(3, 1e8) as first, Cluster(2, 1e8) as second:
+        for cluster in (second, first):
+            results = ClusterLauncher(cluster).run(where, {}, cluster.hosts, 40)
+            assert results is not None
+            assert [r[1] for r in results] == [f"e{i}" for i in range(cluster.hosts)]
+            assert len({r[0] for r in results}) == cluster.hosts
+            assert all(r[2] and r[3] == 2 for r in results), "a host sees lo and its own link only"
+
+
+@needs_root
+def test_links_carry_their_rate_and_no_more() -> None:
+    with Cluster(2, 8e7) as cluster:
+        nbytes = 2_000_000
+        seconds = max(ClusterLauncher(cluster).run(stream, {"nbytes": nbytes}, 2, 60) or [])
+        assert nbytes / seconds < 1e7, "faster than the link allows"
+        assert nbytes / seconds > 2e6, "shaped far below its rate"
+
+
+@needs_root
+def test_a_cut_link_stops_traffic_and_is_whole_afterwards(tmp_path: Path) -> None:
+    with Cluster(2, 1e8) as cluster:
+        launcher = ClusterLauncher(cluster, [Event(0.0, "cut", 1)])
+        with pytest.raises(RankFailedError, match=r"no result within 6 s|[Tt]imed ?out"):
+            launcher.run(stuck, {"folder": str(tmp_path)}, 2, 6)
+        results = ClusterLauncher(cluster).run(where, {}, 2, 40)
+        assert results is not None
+
+
+@needs_root
+def test_namespaces_end_with_the_cluster() -> None:
+    before = namespaces_held_by(os.getpid())
+    with Cluster(2, 1e8):
+        assert len(namespaces_held_by(os.getpid())) == len(before) + 3
+    assert namespaces_held_by(os.getpid()) == before
+    with pytest.raises(UsageError, match="refused"), Cluster(1, 1e8) as broken:
+        cluster_module._batch(broken.namespace(0), "ip", ["link set nothing up"])
+    assert namespaces_held_by(os.getpid()) == before
+
+
+CHILD = """
+import sys
+from mccl.bench.cluster import Cluster
+from mccl.bench.emulate import ClusterLauncher
+from mccl.bench.launch import ending_on_sigterm
+sys.path.insert(0, {folder!r})
+from test_cluster_worker import stuck
+
+if __name__ == "__main__":
+    with ending_on_sigterm(), Cluster(2, 1e8) as cluster:
+        ClusterLauncher(cluster).run(stuck, {{"folder": sys.argv[1]}}, 2, 80)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_however_it_ends(tmp_path: Path, how: signal.Signals) -> None:
+    (tmp_path / "test_cluster_worker.py").write_text(
+        "from pathlib import Path\nfrom mccl.bench.goodput import Ring\n"
+        "def stuck(context, options):\n"
+        "    ring = Ring(context)\n    context.gather('connected')\n"
+        "    Path(options['folder'], str(context.rank)).write_text('connected')\n"
+        "    ring.stream(1 << 34)\n"
+    )
+    script = tmp_path / "child.py"
+    script.write_text(CHILD.format(folder=str(tmp_path)))
+    source = str(Path(cluster_module.__file__).parents[2])
+    paths = os.pathsep.join([source, str(tmp_path)])
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+            assert process.poll() is None, "the run ended before its ranks were connected"
+            assert time.monotonic() < deadline, "ranks did not connect"
+            time.sleep(0.05)
+        held = set(namespaces_held_by(process.pid))
+        assert len(held) == 3
+        assert processes_in(held)
+        process.send_signal(how)
+        process.wait(30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    deadline = time.monotonic() + 20
+    while left := processes_in(held):
+        assert time.monotonic() < deadline, f"processes {left} still hold the namespaces"
+        time.sleep(0.05)
+
+
+def test_events_are_read_or_refused() -> None:
+    assert parse_event("5 slow 3 10mbit") == Event(5.0, "slow", 3, 1e7)
+    assert parse_event("0.5 cut 0") == Event(0.5, "cut", 0)
+    for text in ("cut 3", "5 break 3", "x cut 3", "5 slow 3", "5 cut 3 10mbit", "5 cut -1"):
+        with pytest.raises(UsageError, match="event"):
+            parse_event(text)
+
+
+@needs_root
+def test_impossible_clusters_are_refused() -> None:
+    with pytest.raises(UsageError, match="hosts"):
+        Cluster(0, 1e8)
+    with pytest.raises(UsageError, match="MTU"):
+        Cluster(2, 1e8, mtu=100)
+    with Cluster(1, 1e8) as cluster, pytest.raises(UsageError, match="host 7"):
+        ClusterLauncher(cluster, [Event(0, "cut", 7)])
+
+
+def test_without_linux_or_root_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UsageError, match=r"root|Linux"):
+        Cluster(2, 1e8)
