@@ -42,6 +42,9 @@ from mccl.engine.structs import (
 from mccl.plans.plan import Collective, Plan
 
 _SYNC = 1
+_PENDING = int(Status.PENDING)
+_SLICE_US = 200_000
+"""Longest sleep inside the engine before Python may run signal handlers."""
 _FINAL = 1
 _INCOMING_FIRST = 2
 
@@ -131,8 +134,10 @@ class Call:
         )
         self._slots = threading.local()
 
-    def descriptor(self) -> tuple[COpDesc, ctypes.Array[ctypes.c_void_p], object]:
-        """This thread's descriptor, its array of buffers, and a reference to pass to C."""
+    def descriptor(
+        self,
+    ) -> tuple[COpDesc, ctypes.Array[ctypes.c_void_p], object, ctypes.c_void_p, object]:
+        """This thread's descriptor, buffers and operation handle, with references for C."""
         ready = getattr(self._slots, "ready", None)
         if ready is None:
             collective, dtype, redop, wire, root, count, premul = self.fields
@@ -148,8 +153,12 @@ class Call:
                 plan=self.plan.handle,
                 buffers=ctypes.addressof(buffers),
             )
-            ready = self._slots.ready = (desc, buffers, ctypes.byref(desc))
-        found: tuple[COpDesc, ctypes.Array[ctypes.c_void_p], object] = ready
+            handle = ctypes.c_void_p()
+            ready = (desc, buffers, ctypes.byref(desc), handle, ctypes.byref(handle))
+            self._slots.ready = ready
+        found: tuple[
+            COpDesc, ctypes.Array[ctypes.c_void_p], object, ctypes.c_void_p, object
+        ] = ready
         return found
 
 
@@ -166,9 +175,18 @@ class Operation:
     def wait(self, timeout_us: int = -1) -> Status:
         """Block until complete: ``OK``, or ``WAIT_TIMEOUT`` when ``timeout_us`` passed first.
 
-        Raises EngineBroken when the operation failed.
+        Negative: no limit of its own. Sleeps in slices, so that Ctrl-C works. Raises
+        EngineBroken when the operation failed.
         """
-        status: int = self._library.mccl_op_wait(self._handle, timeout_us)
+        wait = self._library.mccl_op_wait
+        left = timeout_us
+        while left < 0 or left > _SLICE_US:
+            status: int = wait(self._handle, _SLICE_US)
+            if status != Status.WAIT_TIMEOUT:
+                break
+            left = left - _SLICE_US if left >= 0 else left
+        else:
+            status = wait(self._handle, left)
         if status > Status.WAIT_TIMEOUT:
             raise EngineBroken(status)
         return Status(status)
@@ -237,7 +255,6 @@ class NativeComm:
         self._handle = self._library.mccl_comm_create(ctypes.byref(config))
         if not self._handle:
             raise EngineBroken(Status.INVALID)
-        self._no_op = ctypes.c_void_p()
         self.rank = rank
         self.size = size
 
@@ -270,33 +287,28 @@ class NativeComm:
 
         With ``sync`` returns None when it is complete. Raises EngineBroken.
         """
-        desc, buffers, reference = call.descriptor()
+        desc, buffers, reference, handle, handle_reference = call.descriptor()
         index = 0
         for pointer in pointers:
             buffers[index] = pointer
             index += 1
         desc.timeout_us = timeout_us
         desc.tag = tag
+        desc.flags = _SYNC if sync else 0
         if gate is not None:
-            return self._submit_gated(desc, reference, sync, gate)
-        if sync:
-            desc.flags = _SYNC
-            # The operation is over on return, so the engine hands out no handle.
-            status = self._submit(self._handle, reference, None)
-            if status:
-                raise EngineBroken(status)
+            return self._submit_gated(desc, reference, handle, sync, gate)
+        status = self._submit(self._handle, reference, handle_reference)
+        if status == _PENDING and sync:
+            # The engine goes on by itself; waiting here lets Python see signals.
+            Operation(self._library, handle.value or 0).wait()
             return None
-        desc.flags = 0
-        handle = ctypes.c_void_p()
-        status = self._submit(self._handle, reference, ctypes.byref(handle))
         if status:
             raise EngineBroken(status)
-        return Operation(self._library, handle.value or 0)
+        return None if sync else Operation(self._library, handle.value or 0)
 
     def _submit_gated(
-        self, desc: COpDesc, reference: object, sync: bool, gate: Gate
+        self, desc: COpDesc, reference: object, handle: ctypes.c_void_p, sync: bool, gate: Gate
     ) -> Operation | None:
-        desc.flags = _SYNC if sync else 0
         desc.produced = _address(gate.produced)
         desc.consumed = _address(gate.consumed)
         desc.produced_value = gate.produced_value
@@ -306,15 +318,25 @@ class NativeComm:
         )
         desc.pieces = ctypes.addressof(pieces) if gate.pieces else None
         desc.n_pieces = len(gate.pieces)
-        handle = ctypes.c_void_p()
         try:
             status = self._submit(self._handle, reference, ctypes.byref(handle))
         finally:
             desc.produced = desc.consumed = desc.pieces = None
             desc.n_pieces = 0
-        if status:
+        return self._launched(status, handle, sync, gate)
+
+    def _launched(
+        self, status: int, handle: ctypes.c_void_p, sync: bool, gate: Gate | None
+    ) -> Operation | None:
+        if status and not (sync and status == _PENDING):
             raise EngineBroken(status)
-        return Operation(self._library, handle.value, gate) if handle.value else None
+        if not handle.value:
+            return None
+        operation = Operation(self._library, handle.value, gate)
+        if not sync:
+            return operation
+        operation.wait()
+        return None
 
     def p2p(
         self,
@@ -346,10 +368,8 @@ class NativeComm:
             desc.produced_value = gate.produced_value
             desc.consumed_value = gate.consumed_value
         handle = ctypes.c_void_p()
-        self._check(
-            self._library.mccl_p2p(self._handle, ctypes.byref(desc), ctypes.byref(handle))
-        )
-        return Operation(self._library, handle.value, gate) if handle.value else None
+        status = self._library.mccl_p2p(self._handle, ctypes.byref(desc), ctypes.byref(handle))
+        return self._launched(status, handle, sync, gate)
 
     def error(self) -> NativeError | None:
         """The first error, which is kept; None while all is well."""

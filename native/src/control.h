@@ -1,0 +1,66 @@
+// Control links: signs of life, bad news and goodbyes, beside the data.
+//
+// One thread a process owns all of them and sleeps most of the time. While a communicator
+// has operations in flight it sends heartbeats on its links, and every peer's control
+// thread answers, also when that peer is computing and holds the GIL. So silence means
+// stopped, unplugged or dead, never busy.
+#ifndef MCCL_SRC_CONTROL_H
+#define MCCL_SRC_CONTROL_H
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "mccl.h"
+#include "poller.h"
+
+namespace mccl {
+
+struct Comm;
+
+class Control {
+ public:
+  Control();
+  bool ok() const { return poller_->ok(); }
+  // Owns fd from here.
+  void add(std::shared_ptr<Comm> comm, int32_t peer, int fd);
+  // The communicator broke: tell everybody once.
+  void spread(Comm* comm);
+  // Orderly end: say goodbye; the links close once the other side has heard.
+  void goodbye(Comm* comm);
+  void run();
+
+ private:
+  struct Link {
+    std::shared_ptr<Comm> comm;
+    int32_t peer = -1;
+    int fd = -1;
+    std::string incoming;
+    std::string outgoing;
+    bool abort_sent = false;
+    bool closing = false;   // goodbye sent
+    int64_t closing_at = 0;
+    int64_t asked_at = 0;   // first unanswered heartbeat
+    bool ended = false;
+  };
+  void read_link(Link* link);
+  void handle(Link* link, uint32_t type, const char* body, size_t size);
+  void say(Link* link, uint32_t type, const void* body, size_t size);
+  void beat(Link* link);
+  void flush(Link* link);
+  void lost(Link* link);
+  void tick(int64_t now);
+
+  std::unique_ptr<Poller> poller_;
+  std::mutex mutex_;  // links_
+  std::vector<std::unique_ptr<Link>> links_;
+  int64_t last_tick_ = 0;
+  int64_t tick_us_ = 1000000;
+};
+
+}  // namespace mccl
+
+#endif  // MCCL_SRC_CONTROL_H

@@ -1,0 +1,259 @@
+#include "stream.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "reduce.h"
+
+namespace mccl {
+
+namespace {
+
+constexpr uint32_t kFrameMagic = 0x4d434631;  // "MCF1"
+#ifdef MSG_NOSIGNAL
+constexpr int kSendFlags = MSG_NOSIGNAL;
+#else
+constexpr int kSendFlags = 0;  // macOS: SO_NOSIGPIPE is set in open()
+#endif
+
+// ENOBUFS: macOS runs short of mbufs on big sends; it is a "not now", like EAGAIN.
+bool not_now(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == ENOBUFS; }
+
+}  // namespace
+
+Stream::~Stream() {
+  for (auto& rail : rails_) {
+    if (poller_ != nullptr) poller_->remove(rail->fd);
+    close(rail->fd);
+  }
+}
+
+bool Stream::open(const int32_t* fds, uint32_t n, bool checksum, Poller* poller) {
+  poller_ = poller;
+  checksum_ = checksum;
+  framed_ = checksum || n > 1;
+  bool ok = true;
+  for (uint32_t i = 0; i < n; ++i) {
+    auto rail = std::make_unique<Rail>();
+    rail->fd = fds[i];
+    fcntl(rail->fd, F_SETFL, fcntl(rail->fd, F_GETFL) | O_NONBLOCK);
+#ifdef SO_NOSIGPIPE
+    int one = 1;
+    setsockopt(rail->fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof(one));
+#endif
+    if (framed_) rail->buffer = std::make_unique<char[]>(sizeof(Frame) + kPieceBytes);
+    ok = poller->add(rail->fd, rail.get()) && ok;
+    rails_.push_back(std::move(rail));
+  }
+  return ok;
+}
+
+void Stream::shut() {
+  for (auto& rail : rails_) shutdown(rail->fd, SHUT_RDWR);
+}
+
+IoResult Stream::failed(int error) {
+  error_ = error;
+  return error == 0 || error == EPIPE || error == ECONNRESET ? IoResult::kClosed
+                                                             : IoResult::kFailed;
+}
+
+IoResult Stream::send(const iovec* parts, int n, size_t* moved) {
+  *moved = 0;
+  if (!framed_) return send_plain(parts, n, moved);
+  IoResult result = flush();
+  if (result != IoResult::kMoved && result != IoResult::kBlocked) return result;
+  size_t part = 0;
+  size_t within = 0;
+  for (auto& rail : rails_) {
+    if (rail->filled != 0) continue;  // still busy with its last frame
+    size_t length = 0;
+    char* payload = rail->buffer.get() + sizeof(Frame);
+    while (part < static_cast<size_t>(n) && length < kPieceBytes) {
+      size_t take = std::min(parts[part].iov_len - within, kPieceBytes - length);
+      std::memcpy(payload + length, static_cast<const char*>(parts[part].iov_base) + within, take);
+      length += take;
+      within += take;
+      if (within == parts[part].iov_len) {
+        ++part;
+        within = 0;
+      }
+    }
+    if (length == 0) break;
+    Frame frame{kFrameMagic, static_cast<uint32_t>(length), offset_,
+                checksum_ ? crc32c(0, payload, length) : 0, 0};
+    frame.header_crc = crc32c(0, &frame, offsetof(Frame, header_crc));
+    std::memcpy(rail->buffer.get(), &frame, sizeof(frame));
+    rail->filled = sizeof(frame) + length;
+    rail->moved = 0;
+    offset_ += length;
+    *moved += length;
+    result = push(*rail);
+    if (result != IoResult::kMoved && result != IoResult::kBlocked) return result;
+  }
+  return *moved != 0 ? IoResult::kMoved : IoResult::kBlocked;
+}
+
+IoResult Stream::send_plain(const iovec* parts, int n, size_t* moved) {
+  Rail& rail = *rails_.front();
+  if (!rail.writable) return IoResult::kBlocked;
+  ssize_t sent;
+  if (n == 1) {
+    sent = ::send(rail.fd, parts[0].iov_base, parts[0].iov_len, kSendFlags);
+  } else {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(parts);
+    message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(n);
+    sent = sendmsg(rail.fd, &message, kSendFlags);
+  }
+  if (sent > 0) {
+    *moved = static_cast<size_t>(sent);
+    return IoResult::kMoved;
+  }
+  if (sent < 0 && errno == EINTR) return IoResult::kBlocked;
+  if (sent < 0 && not_now(errno)) {
+    rail.writable = errno == ENOBUFS;  // no event follows ENOBUFS: try again
+    return IoResult::kBlocked;
+  }
+  return failed(sent < 0 ? errno : EPIPE);
+}
+
+IoResult Stream::push(Rail& rail) {
+  while (rail.moved < rail.filled) {
+    if (!rail.writable) return IoResult::kBlocked;
+    ssize_t sent =
+        ::send(rail.fd, rail.buffer.get() + rail.moved, rail.filled - rail.moved, kSendFlags);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (!not_now(errno)) return failed(errno);
+      rail.writable = errno == ENOBUFS;
+      return IoResult::kBlocked;
+    }
+    rail.moved += static_cast<size_t>(sent);
+  }
+  rail.filled = rail.moved = 0;
+  return IoResult::kMoved;
+}
+
+bool Stream::flushed() const {
+  return std::all_of(rails_.begin(), rails_.end(),
+                     [this](const auto& rail) { return !framed_ || rail->filled == 0; });
+}
+
+IoResult Stream::flush() {
+  IoResult overall = IoResult::kMoved;
+  for (auto& rail : rails_) {
+    if (rail->filled == 0) continue;
+    IoResult result = push(*rail);
+    if (result == IoResult::kBlocked) {
+      overall = result;
+    } else if (result != IoResult::kMoved) {
+      return result;
+    }
+  }
+  return overall;
+}
+
+IoResult Stream::receive(iovec* parts, int n, size_t* moved) {
+  *moved = 0;
+  if (!framed_) return receive_plain(parts, n, moved);
+  size_t part = 0;
+  size_t within = 0;
+  IoResult worst = IoResult::kBlocked;
+  for (bool again = true; again && part < static_cast<size_t>(n);) {
+    again = false;
+    for (auto& rail : rails_) {
+      bool whole = false;
+      IoResult result = pull(*rail, &whole);
+      if (result == IoResult::kCorrupt) return result;
+      if (result != IoResult::kMoved && result != IoResult::kBlocked) worst = result;
+      if (!whole) continue;
+      Frame frame;
+      std::memcpy(&frame, rail->buffer.get(), sizeof(frame));
+      if (frame.offset + rail->moved != offset_) continue;  // a slower rail has what comes first
+      while (part < static_cast<size_t>(n) && rail->moved < frame.length) {
+        size_t take = std::min(parts[part].iov_len - within, frame.length - rail->moved);
+        std::memcpy(static_cast<char*>(parts[part].iov_base) + within,
+                    rail->buffer.get() + sizeof(frame) + rail->moved, take);
+        rail->moved += take;
+        offset_ += take;
+        *moved += take;
+        within += take;
+        if (within == parts[part].iov_len) {
+          ++part;
+          within = 0;
+        }
+      }
+      if (rail->moved == frame.length) {
+        rail->filled = rail->moved = 0;
+        again = true;
+      }
+    }
+  }
+  return *moved != 0 ? IoResult::kMoved : worst;
+}
+
+IoResult Stream::receive_plain(iovec* parts, int n, size_t* moved) {
+  Rail& rail = *rails_.front();
+  if (!rail.readable) return IoResult::kBlocked;
+  ssize_t got;
+  if (n == 1) {
+    got = recv(rail.fd, parts[0].iov_base, parts[0].iov_len, 0);
+  } else {
+    got = readv(rail.fd, parts, n);
+  }
+  if (got > 0) {
+    *moved = static_cast<size_t>(got);
+    return IoResult::kMoved;
+  }
+  if (got == 0) return failed(0);
+  if (errno == EINTR) return IoResult::kBlocked;
+  if (not_now(errno)) {
+    rail.readable = false;
+    return IoResult::kBlocked;
+  }
+  return failed(errno);
+}
+
+// Reads on until the rail's buffer holds one whole, checked frame.
+IoResult Stream::pull(Rail& rail, bool* whole) {
+  for (;;) {
+    Frame frame{};
+    size_t want = sizeof(frame);
+    if (rail.filled >= sizeof(frame)) {
+      std::memcpy(&frame, rail.buffer.get(), sizeof(frame));
+      want += frame.length;
+    }
+    if (rail.filled == want && want > sizeof(frame)) {
+      *whole = true;
+      return IoResult::kMoved;
+    }
+    if (!rail.readable) return IoResult::kBlocked;
+    ssize_t got = recv(rail.fd, rail.buffer.get() + rail.filled, want - rail.filled, 0);
+    if (got == 0) return failed(0);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (!not_now(errno)) return failed(errno);
+      rail.readable = false;
+      return IoResult::kBlocked;
+    }
+    rail.filled += static_cast<size_t>(got);
+    if (rail.filled == sizeof(frame)) {
+      std::memcpy(&frame, rail.buffer.get(), sizeof(frame));
+      bool sane = frame.magic == kFrameMagic && frame.length > 0 && frame.length <= kPieceBytes &&
+                  frame.header_crc == crc32c(0, &frame, offsetof(Frame, header_crc));
+      if (!sane) return IoResult::kCorrupt;
+    } else if (rail.filled > sizeof(frame) && rail.filled == want && checksum_ &&
+               frame.crc != crc32c(0, rail.buffer.get() + sizeof(frame), frame.length)) {
+      return IoResult::kCorrupt;
+    }
+  }
+}
+
+}  // namespace mccl

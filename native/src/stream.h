@@ -1,0 +1,83 @@
+// A one-way byte stream to or from one peer.
+//
+// Plain: one socket, no framing; bytes go straight between the caller's memory and the
+// kernel. Framed: several sockets (rails), or a checksum. Each frame then carries its
+// offset in the stream, so that a rail takes as much as its speed allows and the receiver
+// merges rails in order: it reads ahead one frame a rail, delivers the one it needs next.
+#ifndef MCCL_SRC_STREAM_H
+#define MCCL_SRC_STREAM_H
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "poller.h"
+
+namespace mccl {
+
+inline constexpr size_t kPieceBytes = 256 * 1024;  // fits in L2 twice
+
+enum class IoResult { kMoved, kBlocked, kClosed, kFailed, kCorrupt };
+
+struct Frame {
+  uint32_t magic;
+  uint32_t length;
+  uint64_t offset;
+  uint32_t crc;  // of the payload, 0 without checksum
+  uint32_t header_crc;
+};
+static_assert(sizeof(Frame) == 24);
+
+struct Rail {
+  int fd = -1;
+  bool readable = true;
+  bool writable = true;
+  // Framed only: the frame being sent or received, header first.
+  std::unique_ptr<char[]> buffer;
+  size_t filled = 0;  // bytes of the frame in the buffer
+  size_t moved = 0;   // sent, or handed to the caller (payload)
+};
+
+class Stream {
+ public:
+  ~Stream();
+  Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Owns the descriptors from here. False: the poller refused.
+  bool open(const int32_t* fds, uint32_t n, bool checksum, Poller* poller);
+  bool is_open() const { return !rails_.empty(); }
+  void shut();  // ends the connection for both sides; descriptors stay until destruction
+
+  // At most `parts` pieces of memory, in order; *moved counts payload bytes.
+  IoResult send(const iovec* parts, int n, size_t* moved);
+  IoResult receive(iovec* parts, int n, size_t* moved);
+  // Framed streams hold accepted bytes back; true when nothing is held.
+  bool flushed() const;
+  IoResult flush();
+
+  int error() const { return error_; }
+  bool framed() const { return framed_; }
+
+ private:
+  IoResult send_plain(const iovec* parts, int n, size_t* moved);
+  IoResult receive_plain(iovec* parts, int n, size_t* moved);
+  IoResult push(Rail& rail);
+  IoResult pull(Rail& rail, bool* whole);
+  IoResult failed(int error);
+
+  std::vector<std::unique_ptr<Rail>> rails_;
+  Poller* poller_ = nullptr;
+  bool framed_ = false;
+  bool checksum_ = false;
+  uint64_t offset_ = 0;  // payload bytes accepted, or delivered
+  int error_ = 0;
+};
+
+}  // namespace mccl
+
+#endif  // MCCL_SRC_STREAM_H

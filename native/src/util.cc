@@ -1,0 +1,36 @@
+#include "util.h"
+
+#include <utility>
+
+#include "mccl.h"
+
+namespace mccl {
+
+namespace {
+thread_local std::string last_error_text;
+}
+
+void set_last_error(std::string text) { last_error_text = std::move(text); }
+const char* last_error() { return last_error_text.c_str(); }
+
+const char* collective_name(uint32_t collective) {
+  static const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                      "reduce",     "gather",         "scatter",    "all_to_all",
+                                      "barrier",    "send",           "recv"};
+  return collective < sizeof(names) / sizeof(names[0]) ? names[collective] : "nothing";
+}
+
+const char* dtype_name(uint32_t dtype) {
+  static const char* const names[] = {"uint8",    "int8",    "int16",   "int32",
+                                      "int64",    "float16", "bfloat16", "float32",
+                                      "float64",  "bool",    "complex64", "complex128"};
+  return dtype < sizeof(names) / sizeof(names[0]) ? names[dtype] : "unknown dtype";
+}
+
+const char* redop_name(uint32_t redop) {
+  static const char* const names[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                      "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return redop < sizeof(names) / sizeof(names[0]) ? names[redop] : "";
+}
+
+}  // namespace mccl
