@@ -208,7 +208,7 @@ def test_a_member_that_leaves_between_record_and_connection(make: Make, store: d
     a, b = make(store, 0, 2), make(store, 1, 2)
     a._fetch(1)
     b.close()
-    with pytest.raises(errors.PeerLeftError):
+    with pytest.raises(errors.PeerLeftError, match="destroyed this group"):
         a.ensure(one(1), NONE)
 
 
