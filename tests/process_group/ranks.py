@@ -30,7 +30,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "torch.distributed.fsdp", "mccl"])
 
 
-class RanksFailed(AssertionError):
+class RanksError(AssertionError):
     """At least one rank raised, died or ran out of time."""
 
 
@@ -99,7 +99,7 @@ def _collect(
                 deadline = min(deadline, time.monotonic() + GRACE)
     if failures:
         texts = (f"--- rank {rank} ---\n{text}" for rank, text in sorted(failures.items()))
-        raise RanksFailed("\n".join(texts))
+        raise RanksError("\n".join(texts))
     return results
 
 

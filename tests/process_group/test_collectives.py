@@ -330,5 +330,3 @@ COLLECTIVES: tuple[Callable[[int, int], None], ...] = (
 @pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda f: f.__name__)
 def test_exact(collective: Callable[[int, int], None], world_size: int) -> None:
     run(world_size, collective, limit=100)
-
-

@@ -86,7 +86,9 @@ def dtensors(rank: int, n: int) -> None:
     assert torch.equal(sharded.redistribute(mesh, [Replicate()]).to_local(), whole)
     partial = DTensor.from_local(torch.ones(n, 3), mesh, [Partial()])
     assert bool((partial.full_tensor() == n).all())
-    assert torch.equal(partial.redistribute(mesh, [Shard(0)]).to_local(), torch.full((1, 3), n * 1.0))
+    assert torch.equal(
+        partial.redistribute(mesh, [Shard(0)]).to_local(), torch.full((1, 3), n * 1.0)
+    )
     product = sharded @ distribute_tensor(whole, mesh, [Replicate()])
     assert torch.equal(product.full_tensor(), whole @ whole)
 
@@ -117,7 +119,9 @@ def meshes(rank: int, n: int) -> None:
 
 def make_model() -> nn.Sequential:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 33), nn.Tanh(), nn.Linear(33, 16), nn.Tanh(), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Linear(8, 33), nn.Tanh(), nn.Linear(33, 16), nn.Tanh(), nn.Linear(16, 3)
+    )
 
 
 def sharded_training(rank: int, n: int) -> None:

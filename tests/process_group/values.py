@@ -50,9 +50,10 @@ def layouts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         yield "transposed", tensor.transpose(0, -1).contiguous().transpose(0, -1)
     if tensor.dim() >= 1:
         longer = torch.cat([tensor[:0], tensor, tensor[: min(1, tensor.shape[0])]])
-        yield "offset", torch.cat([tensor[:1], longer])[min(1, tensor.shape[0]) :][
-            : tensor.shape[0]
-        ]
+        yield (
+            "offset",
+            torch.cat([tensor[:1], longer])[min(1, tensor.shape[0]) :][: tensor.shape[0]],
+        )
 
 
 def combined(inputs: Sequence[torch.Tensor], op: object) -> torch.Tensor:

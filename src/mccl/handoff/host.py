@@ -17,6 +17,7 @@ from mccl.handoff.base import (
     Translate,
     at_end_of_backward,
     check_lendable,
+    ending_backward,
     inside_backward,
     is_plain,
     plain_copy,
@@ -74,15 +75,23 @@ class HostLease:
     def future(self, value: Any) -> torch.futures.Future[Any]:
         """See ``Lease.future``.
 
-        A Python future cannot carry an exception into C++, and DDP's reducer waits in C++; so
-        inside a backward pass the failure is also raised from an engine callback, which runs
-        before the reducer looks at the future.
+        Inside a backward pass the future completes in an engine callback, on the backward
+        thread and in the order of the calls. So hooks that chain further collectives issue
+        them in the same order on every rank (from the completion thread they would race with
+        the next bucket), and a failure is raised by backward itself: a Python future cannot
+        carry an exception into C++, where DDP's reducer waits.
         """
-        future: torch.futures.Future[Any] = torch.futures.Future()
         loan = self._loan
-        loan.add_future(future, value)
+        if ending_backward():
+            late = BackwardFuture(loan, value)
+            late.finish()
+            return late
         if inside_backward():
-            at_end_of_backward(lambda: _raise_failure(loan))
+            early = BackwardFuture(loan, value)
+            at_end_of_backward(early.finish)
+            return early
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        loan.add_future(future, value)
         self._completion.watch(loan)
         return future
 
@@ -96,11 +105,32 @@ class HostLease:
             self._completion.watch(self._loan)
 
 
-def _raise_failure(loan: HostLoan) -> None:
-    try:
-        loan.block(-1)
-    except EngineBroken:
-        loan.raise_for_user()
+class BackwardFuture(torch.futures.Future[Any]):
+    """A future that completes at the end of the backward pass, or when Python waits on it."""
+
+    def __init__(self, loan: HostLoan, value: Any) -> None:
+        super().__init__()
+        self._loan = loan
+        self._value = value
+        self._finished = False
+
+    def wait(self) -> Any:
+        """Finish first: who waits before the end of the backward pass would wait for ever."""
+        self.finish()
+        return super().wait()
+
+    def finish(self) -> None:
+        """Block until the operation is over and complete; raises its failure."""
+        if self._finished:
+            return
+        self._finished = True
+        try:
+            self._loan.block(-1)
+        except EngineBroken:
+            self._loan.deliver(self, self._value)
+            self._loan.raise_for_user()
+        else:
+            self._loan.deliver(self, self._value)
 
 
 class HostHandoff(Handoff):

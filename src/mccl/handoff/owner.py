@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mccl.errors import UsageError
-from mccl.handoff.base import inside_backward
+from mccl.handoff.base import ending_backward, inside_backward
 
 
 class StreamOwner:
@@ -39,7 +39,7 @@ class StreamOwner:
 
     def check(self) -> None:
         """Raise ``UsageError`` unless this thread may encode on the stream."""
-        if inside_backward() or getattr(self._finalising, "yes", False):
+        if inside_backward() or ending_backward() or getattr(self._finalising, "yes", False):
             return
         me = threading.current_thread()
         with self._lock:

@@ -71,8 +71,7 @@ def reduction(op: Any) -> Reduction:
     if op == ReduceOp.PREMUL_SUM:
         return Reduction(RedOp.PREMUL_SUM, _factor(op))
     raise UsageError(
-        f"reduce operation {op} is not known; accepted: "
-        f"{', '.join(r.name for r in RedOp if r is not RedOp.NO_REDOP)}"
+        f"reduce operation {op} is not known; accepted: {', '.join(known.name for known in RedOp)}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BarrierOptions
+from torch._C._distributed_c10d import BarrierOptions, PrefixStore, Store
 
 from mccl.communicator import Communicator
 from mccl.config import Config
@@ -20,13 +20,15 @@ from mccl.process_group.coalescing import Coalescing
 from mccl.process_group.identity import GroupOptions, Identity, ranks_of
 from mccl.process_group.launch import Launcher
 from mccl.process_group.monitored import MonitoredBarrier
-from mccl.process_group.moving import Moving
 from mccl.process_group.options import resolve
 from mccl.process_group.p2p import OwnMail, PointToPoint
 from mccl.process_group.reducing import Reducing
 
+# torch's stubs type overloads and properties as plain methods, which no subclass can match.
+_C10dGroup: Any = dist.ProcessGroup
 
-class ProcessGroupMCCL(Reducing, Moving, PointToPoint, Coalescing, Identity, dist.ProcessGroup):
+
+class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup):  # type: ignore[misc]
     """A process group that sends over TCP with MCCL's engine.
 
     Made by ``torch.distributed`` for ``backend="mccl"``. Errors are ``mccl.errors``: a wrong
@@ -36,7 +38,7 @@ class ProcessGroupMCCL(Reducing, Moving, PointToPoint, Coalescing, Identity, dis
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
         *,
@@ -113,7 +115,7 @@ class ProcessGroupMCCL(Reducing, Moving, PointToPoint, Coalescing, Identity, dis
         if self._rank not in ranks:
             return None
         group = ProcessGroupMCCL(
-            dist.PrefixStore(f"{name}/", self._store),
+            PrefixStore(f"{name}/", self._store),
             ranks.index(self._rank),
             len(ranks),
             group_name=name,
@@ -125,7 +127,7 @@ class ProcessGroupMCCL(Reducing, Moving, PointToPoint, Coalescing, Identity, dis
             group.setGroupDesc(group_desc)
         return group
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         """The store under the group's own prefix."""
         return self._store
 
@@ -135,6 +137,7 @@ class ProcessGroupMCCL(Reducing, Moving, PointToPoint, Coalescing, Identity, dis
 
     def shutdown(self) -> None:
         """Leave in good order. Never waits for anyone; later calls raise."""
+        self._launcher.close()
         self._communicator.close()
 
     def __repr__(self) -> str:

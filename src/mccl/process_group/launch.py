@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from mccl.communicator import Communicator
 from mccl.config import Config
-from mccl.engine import EngineBroken
+from mccl.engine import DType, EngineBroken, NativeComm, Operation, Status
+from mccl.errors import InternalError, UsageError
 from mccl.handoff import Handoff, Lease, for_device
 from mccl.process_group import profile
 from mccl.process_group.calls import Prepared
@@ -26,6 +27,18 @@ DONE = CompletedWork()
 """What synchronous calls return; it holds nothing, so one serves all."""
 
 
+class ClosedComm:
+    """Stands where the native communicator was once the group is shut down."""
+
+    def submit(self, *args: Any, **options: Any) -> Operation | None:
+        """Raises EngineBroken."""
+        raise EngineBroken(Status.BROKEN)
+
+    def p2p(self, *args: Any, **options: Any) -> Operation | None:
+        """Raises EngineBroken."""
+        raise EngineBroken(Status.BROKEN)
+
+
 class Launcher:
     """Issues operations of one group, in the order of the calls."""
 
@@ -33,7 +46,7 @@ class Launcher:
         self._communicator = communicator
         self._config = config
         self._handoffs: dict[torch.device, Handoff] = {}
-        self.native = communicator.native
+        self.native: NativeComm | ClosedComm = communicator.native
         self.coalescing: list[dist.Work] | None = None
         """Works issued since ``_start_coalescing``; None outside."""
         self.timeout_us = microseconds(timeout)
@@ -42,7 +55,20 @@ class Launcher:
 
     def failure(self, cause: Exception) -> Exception:
         """What the user should see for ``cause``, which the engine raised."""
-        return self._communicator.error() if isinstance(cause, EngineBroken) else cause
+        if not isinstance(cause, EngineBroken):
+            return cause
+        if cause.status is Status.FORKED:
+            return UsageError(
+                "this process group belongs to the parent process; make groups in the process "
+                "that uses them (start workers by 'spawn', or fork before init_process_group)"
+            )
+        if cause.status is Status.INVALID:
+            return InternalError(f"{cause}; please report this")
+        return self._communicator.error()
+
+    def close(self) -> None:
+        """No operation may reach the engine from here on."""
+        self.native = ClosedComm()
 
     def limit(self, timeout: timedelta) -> int:
         """The time limit of a call in microseconds; unset means the group's."""
@@ -91,7 +117,7 @@ class Launcher:
         except EngineBroken as broken:
             if event is not None:
                 event.finish()
-            raise self._communicator.error() from broken
+            raise self.failure(broken) from broken
         if sync:
             if event is not None:
                 event.finish()
@@ -111,7 +137,7 @@ class Launcher:
         )
 
     def message(
-        self, name: str, tensor: torch.Tensor, *, send: bool, peer: int, tag: int, dtype: Any
+        self, name: str, tensor: torch.Tensor, *, send: bool, peer: int, tag: int, dtype: DType
     ) -> dist.Work:
         """Issue one send or receive; ``peer`` -1 receives from anyone."""
         lease = self._lease([tensor] if send else [], [] if send else [tensor])
@@ -132,7 +158,7 @@ class Launcher:
         except EngineBroken as broken:
             if event is not None:
                 event.finish()
-            raise self._communicator.error() from broken
+            raise self.failure(broken) from broken
         return self._track(LeasedWork(lease, operation, [tensor], name, self.failure, event))
 
     def _track(self, work: dist.Work) -> dist.Work:

@@ -10,23 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from mccl.errors import CollectiveTimeoutError, RemoteError, StoreError, UsageError
 from mccl.process_group.options import microseconds
 
-_PASSED = b"passed"
-_FAILED = b"failed:"
+_PASSED = "passed"
+_FAILED = "failed:"
 
 
 class MonitoredBarrier:
     """The monitored barriers of one group, numbered so that they never mix."""
 
-    def __init__(
-        self, store: dist.Store, rank: int, size: int, global_ranks: Sequence[int]
-    ) -> None:
-        self._store = dist.PrefixStore("monitored_barrier", store)
+    def __init__(self, store: Store, rank: int, size: int, global_ranks: Sequence[int]) -> None:
+        self._store = PrefixStore("monitored_barrier", store)
         self._rank = rank
         self._size = size
         self._global_ranks = list(global_ranks)
@@ -40,7 +40,7 @@ class MonitoredBarrier:
         if self._rank == 0:
             self._collect(number, timeout, deadline, wait_all_ranks)
         else:
-            self._store.set(f"{number}/{self._rank}", b"")
+            self._store.set(f"{number}/{self._rank}", "")
             self._follow(number, timeout, deadline)
 
     def _collect(
@@ -60,7 +60,7 @@ class MonitoredBarrier:
             f"{subject} {names} failed to pass monitoredBarrier in "
             f"{timeout / timedelta(milliseconds=1):g} ms"
         )
-        self._store.set(f"{number}/verdict", _FAILED + text.encode())
+        self._store.set(f"{number}/verdict", _FAILED + text)
         others = "" if len(shown) == len(ranks) else f" (missing in all: {ranks})"
         raise CollectiveTimeoutError(
             f"[rank {self._global_ranks[0]}] {text}{others}; look at what those ranks are doing",
@@ -83,12 +83,12 @@ class MonitoredBarrier:
                 collective="monitored_barrier",
                 waited=timeout.total_seconds(),
             )
-        verdict = self._store.get(f"{number}/verdict")
+        verdict = self._store.get(f"{number}/verdict").decode()
         if verdict.startswith(_FAILED):
             raise RemoteError(
                 f"[rank {rank}] Rank {rank} successfully reached monitoredBarrier, but received "
                 f"errors while waiting for rank {self._global_ranks[0]}: "
-                f"{verdict.removeprefix(_FAILED).decode()}",
+                f"{verdict.removeprefix(_FAILED)}",
                 rank=rank,
                 peer=self._global_ranks[0],
                 collective="monitored_barrier",
@@ -119,7 +119,7 @@ def monitored_barrier(
     the group's) passes. Then rank 0 raises ``CollectiveTimeoutError`` naming the first missing
     rank, or every one with ``wait_all_ranks``, and the other ranks raise ``RemoteError``.
     """
-    target = dist.group.WORLD if group is None else group
+    target: Any = dist.group.WORLD if group is None else group
     if target == dist.GroupMember.NON_GROUP_MEMBER:
         return
     barrier = getattr(target, "monitored_barrier", None)

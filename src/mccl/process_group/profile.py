@@ -7,13 +7,15 @@ once a collective has run under a profiler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-enabled = torch.autograd._profiler_enabled
+_autograd: Any = torch.autograd
+
+enabled: Callable[[], bool] = _autograd._profiler_enabled
 """Whether a profiler records on this thread; cheap enough for every call."""
 
 _executor: ThreadPoolExecutor | None = None
@@ -23,9 +25,7 @@ class Event:
     """One recorded operation; ``finish`` may be called any number of times."""
 
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        self._handle: Any = torch.autograd._record_function_with_args_enter(
-            f"mccl:{name}", *tensors
-        )
+        self._handle: Any = _autograd._record_function_with_args_enter(f"mccl:{name}", *tensors)
 
     def finish(self) -> None:
         """End the event, on the helper thread."""
@@ -35,4 +35,4 @@ class Event:
             return
         if _executor is None:
             _executor = ThreadPoolExecutor(1, thread_name_prefix="mccl-profile")
-        _executor.submit(torch.autograd._record_function_with_args_exit, handle).result()
+        _executor.submit(_autograd._record_function_with_args_exit, handle).result()

@@ -22,13 +22,13 @@ from mccl.process_group import profile, sparse, validate
 from mccl.process_group.calls import Prepared, spelled
 from mccl.process_group.dtypes import NATIVE, reduced_as, reduction
 from mccl.process_group.launch import DONE
-from mccl.process_group.members import Members
+from mccl.process_group.moving import Moving
 from mccl.process_group.options import UNSET, nested, one, resolve
 
 _ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-class Reducing(Members):
+class Reducing(Moving):
     """The reducing half of the c10d interface."""
 
     _repeated: dict[tuple[torch.dtype, int, int], Prepared]
@@ -81,7 +81,7 @@ class Reducing(Members):
     def _allreduce(self, tensor: torch.Tensor, given: Any, timeout: timedelta | None) -> dist.Work:
         opts = resolve(AllreduceOptions, given, timeout, field="reduceOp")
         if tensor.layout == torch.sparse_coo:
-            return sparse.all_reduce(self, tensor, opts)
+            return sparse.all_reduce(self.allgather, self._size, tensor, opts)
         tensor = validate.memory_of(tensor)
         how = reduction(opts.reduceOp)
         dtype = reduced_as(tensor.dtype, how)

@@ -7,7 +7,7 @@ under DDP (``sparse=True``) need this.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,24 +18,22 @@ from mccl.errors import UsageError
 from mccl.process_group.dtypes import reduction
 from mccl.process_group.work import CompletedWork
 
-if TYPE_CHECKING:
-    from mccl.process_group.group import ProcessGroupMCCL
+Gatherer = Callable[[list[list[torch.Tensor]], list[torch.Tensor], AllgatherOptions], dist.Work]
+"""The group's ``allgather``."""
 
 
-def all_reduce(group: ProcessGroupMCCL, tensor: torch.Tensor, opts: AllreduceOptions) -> dist.Work:
-    """Sum a sparse COO tensor over all ranks, in place. Only SUM is defined."""
+def all_reduce(
+    gather: Gatherer, size: int, tensor: torch.Tensor, opts: AllreduceOptions
+) -> dist.Work:
+    """Sum a sparse COO tensor over ``size`` ranks, in place. Only SUM is defined."""
     if reduction(opts.reduceOp).redop is not RedOp.SUM:
         raise UsageError(
             f"all_reduce of a sparse tensor supports SUM only, got {opts.reduceOp}; use "
             ".to_dense() for other operations"
         )
     entries = tensor.coalesce()
-    shapes = _gather(
-        group,
-        torch.tensor([entries._nnz(), entries.sparse_dim(), *entries.shape]),
-        None,
-        opts,
-    )
+    mine = torch.tensor([entries._nnz(), entries.sparse_dim(), *entries.shape])
+    shapes = _gather(gather, mine, [None] * size, opts)
     for rank, shape in enumerate(shapes):
         if shape[1:].tolist() != [entries.sparse_dim(), *entries.shape]:
             raise UsageError(
@@ -45,8 +43,8 @@ def all_reduce(group: ProcessGroupMCCL, tensor: torch.Tensor, opts: AllreduceOpt
             )
     counts = [int(shape[0]) for shape in shapes]
     # Transposed, so that a rank's entries are rows and counts may differ.
-    indices = _gather(group, entries.indices().t().contiguous(), counts, opts)
-    values = _gather(group, entries.values(), counts, opts)
+    indices = _gather(gather, entries.indices().t().contiguous(), counts, opts)
+    values = _gather(gather, entries.values(), counts, opts)
     total = torch.sparse_coo_tensor(
         torch.cat(indices).t(), torch.cat(values), entries.shape, dtype=tensor.dtype
     )
@@ -56,16 +54,17 @@ def all_reduce(group: ProcessGroupMCCL, tensor: torch.Tensor, opts: AllreduceOpt
 
 
 def _gather(
-    group: ProcessGroupMCCL,
+    gather: Gatherer,
     tensor: torch.Tensor,
-    counts: list[int] | None,
+    rows: Sequence[int | None],
     opts: AllreduceOptions,
 ) -> list[torch.Tensor]:
+    """Every rank's tensor; ``rows``: its first dimension there, None where it is as here."""
     each = AllgatherOptions()
     each.timeout, each.asyncOp = opts.timeout, True
     outputs = [
-        torch.empty_like(tensor) if counts is None else tensor.new_empty((n, *tensor.shape[1:]))
-        for n in (counts or range(group.size()))
+        torch.empty_like(tensor) if n is None else tensor.new_empty((n, *tensor.shape[1:]))
+        for n in rows
     ]
-    group.allgather([outputs], [tensor], each).wait()
+    gather([outputs], [tensor], each).wait()
     return outputs

@@ -7,7 +7,7 @@ its own timeout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from mccl.errors import UsageError
 from mccl.plans import Request
 
+_is_wrapper: Callable[[object], bool] = is_traceable_wrapper_subclass
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -29,7 +30,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if isinstance(tensor, AsyncCollectiveTensor):
         return tensor.wait()
-    if is_traceable_wrapper_subclass(tensor):
+    if _is_wrapper(tensor):
         raise UsageError(
             f"a {type(tensor).__name__} has no memory of its own that could be sent: pass its "
             "local tensor (for a DTensor: .to_local())"
