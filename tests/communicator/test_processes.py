@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -107,8 +108,6 @@ def test_a_process_killed_before_the_first_connection_is_named(spawn: Spawn) -> 
 
 
 def test_ports_follow_port_base_and_local_rank(spawn: Spawn) -> None:
-    import socket
-
     with socket.socket() as probe:  # a free pair of ports, most likely
         probe.bind(("127.0.0.1", 0))
         base = probe.getsockname()[1] - 1

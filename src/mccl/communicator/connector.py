@@ -274,8 +274,10 @@ class Connector:
 def _refused(route: Route, target: Target, error: HandshakeError) -> MCCLError:
     who = f"rank {target.global_rank} on {target.label}"
     kind: type[MCCLError] = ConnectError
+    what = "was not accepted"
     advice = "Set the same MCCL_SECRET (or MCCL_SECRET_FILE) on every rank, or on none."
     if isinstance(error, RejectedError):
+        what = "did not accept us"
         advice = "Check that each rank number is started once."
         if error.verdict == Verdict.WRONG_RANK:
             kind, advice = MismatchError, "Start every rank with the same world size."
@@ -284,7 +286,7 @@ def _refused(route: Route, target: Target, error: HandshakeError) -> MCCLError:
         elif error.verdict == Verdict.WRONG_ADDRESS:
             advice = "Let hosts reach each other without address translation."
     return kind(
-        f"{who} answered at {route} and was not accepted, or did not accept us: {error}. {advice}",
+        f"{who} answered ({route}) and {what}: {error}. {advice}",
         peer=target.global_rank,
         host=target.label,
         phase="connect",
