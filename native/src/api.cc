@@ -295,10 +295,10 @@ int mccl_comm_fail(mccl_comm* handle, const mccl_error* error) {
 
 void mccl_comm_destroy(mccl_comm* handle) {
   if (handle == nullptr) return;
-  if (Engine* engine = Engine::get()) {
-    engine->control().goodbye(handle->comm.get());
-    engine->close(handle->comm);
-  }
+  Engine* engine = Engine::get();
+  if (engine == nullptr) return;  // forked child: the sockets and the event queue are the parent's
+  engine->control().goodbye(handle->comm.get());
+  engine->close(handle->comm);
   delete handle;
 }
 
