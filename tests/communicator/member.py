@@ -1,14 +1,15 @@
 """One rank as a process of its own: reads commands from stdin, answers on stdout (JSON lines).
 
-    member.py STORE_FILE RANK SIZE
+    member.py STORE_FILE RANK SIZE [engine]
 
 {"do": "ensure", "send": [...], "recv": [...]} answers {"links": {"PEER/CHANNEL": [[local,
-remote], ...]}} or {"error": [type, text, peer]}; {"do": "close"} ends it. Settings come from the
-environment.
+remote], ...]}} or {"error": [type, text, peer]}; {"do": "receive", "from": PEER}, with the
+engine, waits for a message; {"do": "close"} ends it. Settings come from the environment.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from fakes import FakeNative
 
 from mccl.communicator import Communicator
 from mccl.communicator.interfaces import enumerate_interfaces
+from mccl.engine import DType, EngineBroken, NativeComm
 from mccl.errors import MCCLError
 
 
@@ -31,6 +33,25 @@ def answer(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
+def receive(comm: Communicator, peer: int) -> None:
+    comm.ensure(frozenset(), frozenset({peer}), p2p=True)
+    answer(waiting=True)
+    data = ctypes.create_string_buffer(16)
+    try:
+        comm.native.p2p(
+            send=False,
+            peer=peer,
+            pointer=ctypes.addressof(data),
+            nbytes=16,
+            tag=0,
+            dtype=DType.U8,
+            sync=True,
+            timeout_us=40_000_000,
+        )
+    except EngineBroken as error:
+        raise comm.error() from error
+
+
 def main() -> None:
     file, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     store = dist.FileStore(file, size)
@@ -40,7 +61,7 @@ def main() -> None:
             rank,
             size,
             group_name="g",
-            make_native=FakeNative,  # type: ignore[arg-type]
+            make_native=NativeComm if "engine" in sys.argv else FakeNative,  # type: ignore[arg-type]
         )
     except MCCLError as error:
         answer(error=[type(error).__name__, str(error), error.peer])
@@ -54,6 +75,8 @@ def main() -> None:
         if command["do"] == "close":
             break
         try:
+            if command["do"] == "receive":
+                receive(comm, command["from"])
             comm.ensure(frozenset(command["send"]), frozenset(command["recv"]))
             answer(links={f"{p}/{c}": [ends(f) for f in v] for (p, c), v in native.links.items()})
         except MCCLError as error:

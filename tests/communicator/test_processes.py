@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import mccl
+from mccl.engine import library_path
 
 MEMBER = Path(__file__).with_name("member.py")
 SOURCE = str(Path(mccl.__file__).parents[1])
@@ -28,12 +29,19 @@ class Member:
     """A rank in its own process."""
 
     def __init__(
-        self, file: Path, rank: int, size: int, prefix: tuple[str, ...] = (), **env: str
+        self,
+        file: Path,
+        rank: int,
+        size: int,
+        prefix: tuple[str, ...] = (),
+        engine: bool = False,
+        **env: str,
     ) -> None:
         path = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])
         environ = {**os.environ, "PYTHONPATH": path, "MCCL_CONNECT_TIMEOUT_MS": "15000", **env}
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(MEMBER), str(file), str(rank), str(size)],
+            [*prefix, sys.executable, str(MEMBER), str(file), str(rank), str(size)]
+            + ["engine"] * engine,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environ,
@@ -73,7 +81,7 @@ Spawn = Callable[..., Member]
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
     made: list[Member] = []
 
-    def build(rank: int, size: int, prefix: tuple[str, ...] = (), **env: str) -> Member:
+    def build(rank: int, size: int, prefix: tuple[str, ...] = (), **env: Any) -> Member:
         env.setdefault("MASTER_ADDR", "127.0.0.1")
         member = Member(tmp_path / "store", rank, size, prefix, **env)
         made.append(member)
@@ -121,6 +129,42 @@ def test_ports_follow_port_base_and_local_rank(spawn: Spawn) -> None:
     ]
     late = spawn(0, 2, MCCL_PORT_BASE=str(base), MCCL_LISTEN_ADDR="127.0.0.1").read()
     assert f"port {base} is in use" in late["error"][1]
+
+
+needs_engine = pytest.mark.skipif(
+    not library_path().exists(), reason="the native library is not built (make native)"
+)
+
+
+def wait_for(member: Member, peer: int) -> None:
+    member.tell(**{"do": "receive", "from": peer})
+    assert member.read() == {"waiting": True}
+
+
+@needs_engine
+def test_killing_a_rank_is_seen_by_name_on_every_other(spawn: Spawn) -> None:
+    """Rank 1 waits for the victim, rank 0 only for rank 1: it hears through rank 1."""
+    members = [spawn(r, 3, engine=True) for r in range(3)]
+    for member in members:
+        member.read()
+    wait_for(members[0], 1)
+    wait_for(members[1], 2)
+    members[2].process.send_signal(signal.SIGKILL)
+    for member in members[:2]:
+        kind, text, peer = member.read()["error"]
+        assert (kind, peer) == ("PeerDiedError", 2), text
+        assert "rank 2" in text
+
+
+@needs_engine
+def test_a_stopped_rank_is_seen_within_the_peer_timeout(spawn: Spawn) -> None:
+    members = [spawn(r, 2, engine=True, MCCL_PEER_TIMEOUT="1") for r in range(2)]
+    for member in members:
+        member.read()
+    wait_for(members[0], 1)
+    members[1].process.send_signal(signal.SIGSTOP)
+    kind, text, peer = members[0].read()["error"]
+    assert (kind, peer) == ("PeerSilentError", 1), text
 
 
 # ---- network namespaces ---------------------------------------------------------------------
@@ -242,3 +286,22 @@ def test_a_cut_cable_names_interface_and_addresses(spawn: Spawn, hosts: list[str
     assert (kind, peer) == ("ConnectError", 1)
     for part in ("10.77.0.1 (v0) to 10.77.0.2 port", "errno"):
         assert part in text
+
+
+@pytest.mark.root
+@needs_root
+@needs_engine
+def test_a_cable_pulled_while_waiting_is_noticed(spawn: Spawn, hosts: list[str]) -> None:
+    a, b = (
+        spawn(r, 2, inside(hosts[r]), engine=True, MCCL_SOCKET_IFNAME="=v0", MCCL_PEER_TIMEOUT="1")
+        for r in range(2)
+    )
+    a.read()
+    b.read()
+    wait_for(a, 1)
+    wait_for(b, 0)
+    _ip("-n", hosts[1], "link", "set", "v0", "down")
+    for member, other in ((a, 1), (b, 0)):
+        kind, text, peer = member.read()["error"]
+        assert kind in ("PeerSilentError", "PeerDiedError"), text
+        assert peer == other
