@@ -228,6 +228,13 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", default="200mbit", help="rate of each link, each way")
     parser.add_argument("--mtu", type=int, default=1500)
     parser.add_argument(
+        "--latency",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="one-way latency from host to host, by a user-space switch (default: %(default)s)",
+    )
+    parser.add_argument(
         "--event",
         action="append",
         default=[],

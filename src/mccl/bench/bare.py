@@ -69,7 +69,7 @@ def _bare_call(group: dist.ProcessGroup, tensor: torch.Tensor) -> Callable[[], o
 
 def _communicator(group: Any) -> Any:
     """The communicator behind a process group of this package."""
-    return group.communicator
+    return group._communicator
 
 
 def measure_round(launcher: Launcher, world: int, timeout: float) -> list[Case] | None:
@@ -98,3 +98,9 @@ def overhead_seconds(record: Record, world: int) -> float | None:
     full = record.one(FULL, ranks=world, collective=_COLLECTIVE)
     bare = record.one(BARE, ranks=world, collective=_COLLECTIVE)
     return None if full is None or bare is None else full.median - bare.median
+
+
+def engine_seconds(record: Record, world: int) -> float:
+    """Median of the bare loop, nan where it was not measured."""
+    bare = record.one(BARE, ranks=world, collective=_COLLECTIVE)
+    return float("nan") if bare is None else bare.median

@@ -3,7 +3,8 @@
 Theory of operation. Every host is a network namespace with one interface (``e0``, ``e1``, …: as
 many names as hosts, so nothing may assume a common one), joined by a veth pair to a bridge that has
 a namespace of its own. A token bucket on each end of a pair shapes one direction of that link; a
-bridge of this kernel forwards at memory speed, so a link is all that limits a host.
+bridge forwards at memory speed, so a link is all that limits a host. With latency asked for, a
+user-space switch (``tap``) takes the bridge's place.
 
 The namespaces have no names. This process holds them by descriptor, ranks enter them by
 ``/proc/PID/fd/N``, and the kernel takes namespaces, interfaces and bridge away when the last
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from mccl.bench.launch import CLONE_NEWNET, enter_namespace
+from mccl.bench.tap import TapSwitch, mac_of, open_tap
 from mccl.errors import UsageError
 
 _NET = "10.9"
@@ -43,8 +45,22 @@ def missing() -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """The calling thread is in a network namespace for the length of the block."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter_namespace(namespace)
+        yield
+    finally:
+        enter_namespace(f"/proc/self/fd/{home}")
+        os.close(home)
+
+
 class Cluster:
     """``hosts`` namespaces whose links carry ``rate`` bits a second in each direction.
+
+    ``latency`` is in seconds from host to host, one way.
 
     A context manager. Links can be cut, slowed and restored while ranks run.
 
@@ -52,7 +68,7 @@ class Cluster:
         UsageError: this machine cannot, or the numbers make no sense.
     """
 
-    def __init__(self, hosts: int, rate: float, mtu: int = 1500) -> None:
+    def __init__(self, hosts: int, rate: float, mtu: int = 1500, latency: float = 0.0) -> None:
         lack = missing()
         if lack is not None:
             raise UsageError(lack)
@@ -60,7 +76,10 @@ class Cluster:
             raise UsageError(f"{hosts} hosts asked for; between 1 and {_MAX_HOSTS} are possible")
         if rate < 1e4 or not 576 <= mtu <= 65535:
             raise UsageError(f"rate {rate:g} bit/s or MTU {mtu} out of range (10kbit, 576..65535)")
-        self.hosts, self.rate, self.mtu = hosts, rate, mtu
+        if not 0 <= latency <= 1:
+            raise UsageError(f"latency {latency:g} s out of range (0..1 s)")
+        self.hosts, self.rate, self.mtu, self.latency = hosts, rate, mtu, latency
+        self._taps: TapSwitch | None = None
         self._open = contextlib.ExitStack()
         self._switch = ""
         self._paths: list[str] = []
@@ -70,7 +89,10 @@ class Cluster:
             undo.callback(self.close)
             self._switch = self._new_namespace()
             self._paths = [self._new_namespace() for _ in range(self.hosts)]
-            self._build()
+            if self.latency > 0:
+                self._build_taps()
+            else:
+                self._build_bridge()
             undo.pop_all()
         return self
 
@@ -106,16 +128,9 @@ class Cluster:
         """Address of the switch itself, reachable from every host, where the Store lives."""
         return _SWITCH_ADDRESS
 
-    @contextlib.contextmanager
-    def inside_switch(self) -> Iterator[None]:
+    def inside_switch(self) -> contextlib.AbstractContextManager[None]:
         """The calling thread is in the switch's namespace for the length of the block."""
-        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            enter_namespace(self._switch)
-            yield
-        finally:
-            enter_namespace(f"/proc/self/fd/{home}")
-            os.close(home)
+        return inside(self._switch)
 
     def listen(self) -> socket.socket:
         """A listening TCP socket on the switch, on a port the system chose."""
@@ -153,7 +168,7 @@ class Cluster:
         self._open.callback(os.close, held)
         return f"/proc/{os.getpid()}/fd/{held}"
 
-    def _build(self) -> None:
+    def _build_bridge(self) -> None:
         lines = [
             "link set lo up",
             "link add sw type bridge",
@@ -165,28 +180,61 @@ class Cluster:
             lines.append(f"link add p{host} type veth peer name {name} netns {path}")
             lines.append(f"link set p{host} mtu {self.mtu} master sw up")
         _batch(self._switch, "ip", lines)
-        for host, path in enumerate(self._paths):
-            name = self.interface(host)
-            _batch(
-                path,
-                "ip",
-                [
-                    "link set lo up",
-                    f"addr add {self.address(host)}/16 dev {name}",
-                    f"link set {name} mtu {self.mtu} up",
-                ],
-            )
+        for host in range(self.hosts):
+            self._configure(host)
             self._shape(host, self.rate, "add")
+
+    def _build_taps(self) -> None:
+        taps = []
+        for path, name in (
+            *((path, self.interface(host)) for host, path in enumerate(self._paths)),
+            (self._switch, "sw"),
+        ):
+            with inside(path):
+                taps.append(open_tap(name))
+        rates = [*([self.rate] * self.hosts), 0.0]
+        self._taps = TapSwitch(taps, rates, self.latency)
+        self._open.callback(self._taps.close)
+        own = [
+            f"link set sw address {_colons(mac_of(self.hosts))} mtu {self.mtu} up",
+            f"addr add {_SWITCH_ADDRESS}/16 dev sw",
+            "link set lo up",
+        ]
+        _batch(self._switch, "ip", own)
+        for host in range(self.hosts):
+            address = _colons(mac_of(host))
+            _batch(self._paths[host], "ip", [f"link set {self.interface(host)} address {address}"])
+            self._configure(host)
+            self._shape(host, self.rate, "add")
+
+    def _configure(self, host: int) -> None:
+        name = self.interface(host)
+        lines = [
+            "link set lo up",
+            f"addr add {self.address(host)}/16 dev {name}",
+            f"link set {name} mtu {self.mtu} up",
+        ]
+        _batch(self._paths[host], "ip", lines)
 
     def _shape(self, host: int, rate: float, verb: str) -> None:
         # 64 KiB lets one segmentation-offload packet through whole; above that, 2 ms of rate.
         burst = max(64 << 10, int(rate / 8 * 0.002))
         shape = f"root tbf rate {rate:.0f}bit burst {burst} latency 100ms"
-        _batch(self._switch, "tc", [f"qdisc {verb} dev p{host} {shape}"])
+        if self._taps is None:
+            _batch(self._switch, "tc", [f"qdisc {verb} dev p{host} {shape}"])
+        else:
+            self._taps.order(f"rate {host} {rate}")
         _batch(self._paths[host], "tc", [f"qdisc {verb} dev {self.interface(host)} {shape}"])
 
     def _port_state(self, host: int, state: int) -> None:
+        if self._taps is not None:
+            self._taps.order(f"{'restore' if state == _FORWARDING else 'cut'} {host}")
+            return
         _batch(self._switch, "ip", [f"link set p{host} type bridge_slave state {state}"])
+
+
+def _colons(mac: str) -> str:
+    return ":".join(mac[i : i + 2] for i in range(0, len(mac), 2))
 
 
 def _batch(namespace: str, tool: str, lines: list[str]) -> None:

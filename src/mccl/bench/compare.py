@@ -82,8 +82,10 @@ def print_record(record: Record) -> None:
         print(f"\nCPU, {world} ranks: core-seconds per GB sent\n{cpu_table(record, world)}")
         overhead = bare.overhead_seconds(record, world)
         if overhead is not None:
+            engine = format_seconds(bare.engine_seconds(record, world))
             print(
-                f"\nPython over the bare engine at 1 KiB, {world} ranks: {format_seconds(overhead)}"
+                f"\n1 KiB, {world} ranks: the bare engine takes {engine}, "
+                f"torch.distributed over it {format_seconds(overhead)} more"
             )
     for note in record.notes:
         print(f"note: {note}")
@@ -93,7 +95,8 @@ def cpu_table(record: Record, world: int) -> str:
     """Core-seconds per gigabyte sent, by contestant and size."""
     rows = []
     sizes = [n for n in CPU_AT if record.find(ranks=world, collective="all_reduce", nbytes=n)]
-    for series in dict.fromkeys(case.series for case in record.find(ranks=world)):
+    cases = record.find(ranks=world, collective="all_reduce")
+    for series in dict.fromkeys(case.series for case in cases):
         row = [series]
         for nbytes in sizes:
             case = record.one(series, ranks=world, collective="all_reduce", nbytes=nbytes)

@@ -71,11 +71,13 @@ class ClusterLauncher:
         self._cluster = cluster
         self._events = sorted(events, key=lambda event: event.at)
         self.worlds: tuple[int, ...] | None = (cluster.hosts,)
-        self.title = f"{cluster.hosts} emulated hosts, links of {cluster.rate / 1e6:g} Mbit/s"
+        late = f", {cluster.latency * 1e3:g} ms apart" if cluster.latency else ""
+        self.title = f"{cluster.hosts} emulated hosts, {cluster.rate / 1e6:g} Mbit/s links{late}"
         self.facts: dict[str, Any] = {
             "hosts": cluster.hosts,
             "rate_bits": cluster.rate,
             "mtu": cluster.mtu,
+            "latency_ms": cluster.latency * 1e3,
             "events": [f"{e.at:g} s: {e.action} host {e.host}" for e in self._events],
         }
 
@@ -145,7 +147,7 @@ def run(args: argparse.Namespace, launcher: Launcher) -> int:
     events = [parse_event(text) for text in args.event]
     codes = []
     for hosts in parse_ints(args.hosts):
-        with Cluster(hosts, parse_rate(args.rate), args.mtu) as cluster:
+        with Cluster(hosts, parse_rate(args.rate), args.mtu, args.latency / 1e3) as cluster:
             print(f"# {hosts} hosts; look inside: nsenter --net={cluster.namespace(0)}", flush=True)
             codes.append(dispatch.run(inner, ClusterLauncher(cluster, events)))
     return max(codes)

@@ -70,7 +70,12 @@ def joined_clusters(records: list[Record], kind: str) -> list[tuple[Record, list
     for record in records:
         settings = record.settings
         if record.kind == kind and "hosts" in settings:
-            key = (settings["mtu"], settings.get("schedule"), settings["series"][0])
+            key = (
+                settings["mtu"],
+                settings.get("latency_ms"),
+                settings.get("schedule"),
+                settings["series"][0],
+            )
             groups.setdefault(key, {})[settings["hosts"]] = record
     joined = []
     for parts in groups.values():
