@@ -449,7 +449,10 @@ void Engine::raise_tickets(Op* op, size_t pieces_done, bool all) {
   auto found = tickets_.find(op->consumed.context);
   if (found == tickets_.end()) return;
   auto& queue = found->second;
-  size_t seen = 0;
+  // Pieces already raised have left the queue; what is left of this operation are its last ones.
+  auto left = std::count_if(queue.begin(), queue.end(),
+                            [op](const TicketEntry& entry) { return entry.op == op; });
+  size_t seen = std::max<size_t>(op->pieces.size(), 1) - static_cast<size_t>(left);
   for (TicketEntry& entry : queue) {
     if (entry.op != op) continue;
     if (all || seen < pieces_done) entry.done = true;
