@@ -217,7 +217,8 @@ def from_native(
     host = labels.get(native.culprit)
 
     sentences = [native.message.rstrip(". ") or f"the group broke ({kind.__name__})"]
-    if peer is not None:
+    told = peer == native.culprit and f"rank {peer} " in native.message
+    if peer is not None and not (told and (host is None or host in native.message)):
         sentences.append(f"culprit: rank {peer}" + (f" on {host}" if host else ""))
     if reporter is not None and reporter != rank:
         where = labels.get(native.reporter)

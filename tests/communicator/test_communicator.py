@@ -307,14 +307,15 @@ def test_abort_ends_a_wait_on_this_rank(make: Make, store: dist.Store) -> None:
 def test_errors_name_global_rank_host_and_group(make: Make, store: dist.Store) -> None:
     a, b = (make(store, r, 2, "dp", global_ranks=[4, 6]) for r in range(2))
     a.ensure(one(1), NONE)
-    assert native(a).labels[1] == f"{socket.gethostname()} (127.0.0.1) pid {os.getpid()}"
+    label = f"{socket.gethostname()} (127.0.0.1) pid {os.getpid()}"
+    assert native(a).labels[1] == f"global rank 6, {label}"
     b.abort("x")
     native(a).fail(native(b).first)
     error = a.error()
     assert isinstance(error, errors.AbortedError)
     assert (error.rank, error.peer) == (4, 6)
     assert "[rank 4] group 'dp'" in str(error)
-    assert error.host == native(a).labels[1]
+    assert error.host == label
 
 
 def test_after_close_every_call_says_so(make: Make, store: dist.Store) -> None:

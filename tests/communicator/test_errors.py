@@ -99,3 +99,12 @@ def test_errors_survive_pickling() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is errors.ConnectError
     assert (str(again), again.rank, again.peer, again.waited) == ("no", 1, 2, 0.5)
+
+
+def test_what_the_message_says_already_is_not_said_again() -> None:
+    native = Native(1, culprit=2, message="rank 2 (mac-2 (10.0.0.2) pid 7): closed")
+    text = str(errors.from_native(native, labels={2: "mac-2 (10.0.0.2) pid 7"}))
+    assert text.count("mac-2") == 1
+    # A group rank in the engine's words is not the rank the user knows.
+    text = str(errors.from_native(native, global_ranks=[4, 5, 9]))
+    assert "culprit: rank 9" in text

@@ -261,7 +261,10 @@ class Communicator:
 
     def _label(self, peer: int, record: PeerRecord) -> None:
         self._labels[peer] = record.label
-        self.native.set_peer_label(peer, record.label)
+        # The engine speaks of group ranks; users know global ones.
+        rank = self.global_ranks[peer]
+        shown = record.label if rank == peer else f"global rank {rank}, {record.label}"
+        self.native.set_peer_label(peer, shown)
 
     def _open(self, peer: int, channel: Channel, rails: Sequence[list[Route]]) -> None:
         rendezvous, record = self._rendezvous, self._records[peer]
