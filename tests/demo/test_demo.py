@@ -11,7 +11,7 @@ import torch
 
 from mccl import cli
 from mccl.data import Images
-from mccl.demo.settings import Outcome, Settings, Traffic
+from mccl.demo.settings import Outcome, Settings, Traffic, bus_bandwidth
 from mccl.demo.show import difference, report
 from mccl.demo.train import batches
 from mccl.demo.watch import union
@@ -30,7 +30,9 @@ MANY = Outcome(
     device="cpu",
     backend="mccl",
     step_seconds=0.1,
-    traffic=Traffic(collectives=400, payload_bytes=500_000_000, busy=2.0, exposed=0.5),
+    traffic=Traffic(
+        collectives=400, payload_bytes=500_000_000, flight=2.0, exposed=0.5, alone=0.01
+    ),
 )
 
 
@@ -45,8 +47,8 @@ def test_union(intervals: list[tuple[float, float]], length: float) -> None:
 def test_traffic_figures() -> None:
     assert MANY.traffic.hidden == 0.75
     # nccl-tests: S/t * 2(n-1)/n
-    assert MANY.traffic.bus_bandwidth(2) == 250e6
-    assert MANY.traffic.bus_bandwidth(4) == 375e6
+    assert bus_bandwidth(1e6, 0.5, 2) == 2e6
+    assert bus_bandwidth(1e6, 0.5, 4) == 3e6
     assert Traffic().hidden == 0.0
 
 
@@ -63,8 +65,8 @@ def test_report_says_what_matters() -> None:
     text = "\n".join(report(MANY, one))
     assert "97.5%" in text
     assert "97.4%" in text
-    assert "75% of that time hidden" in text
-    assert "0.25 GB/s bus bandwidth" in text
+    assert "75% of that hidden" in text
+    assert "10.0 ms, 0.50 GB/s bus bandwidth" in text
     assert "same weights: yes, bit for bit" in text
     assert difference(MANY, one, 10) == pytest.approx(0.1 / 1.1)
 
@@ -99,6 +101,9 @@ def test_short_run(backend: str, tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert many["losses"][0] == pytest.approx(one["losses"][0], rel=1e-5)
     assert many["losses"][2] == pytest.approx(one["losses"][2], rel=1e-2)
     assert many["traffic"]["collectives"] == 7 * many["buckets"]
+    # Two ranks: the ring sends what it is given once, and a little more for headers and the loss.
+    sent = many["traffic"]["sent_bytes"]
+    assert sent is None if backend == "gloo" else 1 <= sent / many["traffic"]["payload_bytes"] < 1.1
     assert "bit for bit" in capfd.readouterr().out
 
 

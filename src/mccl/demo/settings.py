@@ -41,24 +41,28 @@ class Settings:
 class Traffic:
     """What the network did during the timed steps; all of it as seen by rank 0.
 
-    Bytes are gradient bytes handed to all-reduce; times are seconds. `busy` is the time in which at
-    least one bucket was on its way, `exposed` the part of it that backward had to wait for.
+    Bytes are gradient bytes handed to all-reduce; times are seconds. `flight` is the time in which
+    at least one bucket was on its way (waiting for the other rank to get there included), `exposed`
+    the part of it that backward had to wait for. `alone` is one step's gradients all-reduced after
+    training, with nothing else going on. `sent_bytes` is what the engine counted; None without one.
     """
 
     collectives: int = 0
     payload_bytes: int = 0
     sent_bytes: int | None = None
-    busy: float = 0.0
+    flight: float = 0.0
     exposed: float = 0.0
+    alone: float = 0.0
 
     @property
     def hidden(self) -> float:
-        """Share of the busy time that was hidden behind computing, 0 to 1."""
-        return max(0.0, 1 - self.exposed / self.busy) if self.busy else 0.0
+        """Share of the flight that was hidden behind computing, 0 to 1."""
+        return max(0.0, 1 - self.exposed / self.flight) if self.flight else 0.0
 
-    def bus_bandwidth(self, ranks: int) -> float:
-        """Bytes/s each link carried: nccl-tests' busbw, S/t * 2(n-1)/n for all-reduce."""
-        return self.payload_bytes * 2 * (ranks - 1) / ranks / self.busy if self.busy else 0.0
+
+def bus_bandwidth(nbytes: float, seconds: float, ranks: int) -> float:
+    """Bytes/s that each link carried: nccl-tests' busbw of all-reduce, S/t * 2(n-1)/n."""
+    return nbytes * 2 * (ranks - 1) / ranks / seconds if seconds else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

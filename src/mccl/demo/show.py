@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from mccl.demo.settings import Outcome, Settings
+from mccl.demo.settings import Outcome, Settings, bus_bandwidth
 
 
 class Progress:
@@ -146,16 +146,22 @@ def _network(many: Outcome) -> Iterator[str]:
         f"({traffic.payload_bytes / timed / 1e6:.1f} MB in {many.buckets} buckets a step)"
     )
     if traffic.sent_bytes is not None:
-        yield f"  sent by rank 0: {traffic.sent_bytes / 1e9:.2f} GB"
+        yield f"  rank 0 sent {traffic.sent_bytes / 1e9:.2f} GB, headers included"
     if many.device != "cpu":
         yield "  bandwidth and overlap are measured on CPU tensors only"
         return
+    step = traffic.payload_bytes / timed
+    speed = bus_bandwidth(step, traffic.alone, many.ranks)
     yield (
-        f"  {traffic.bus_bandwidth(many.ranks) / 1e9:.2f} GB/s bus bandwidth while buckets were on "
-        f"their way ({traffic.busy / timed * 1e3:.1f} ms a step)"
+        f"  one step's gradients, nothing else going on: {traffic.alone * 1e3:.1f} ms, "
+        f"{speed / 1e9:.2f} GB/s bus bandwidth"
     )
     yield (
-        f"  {traffic.hidden:.0%} of that time hidden behind backward; "
+        f"  in training, buckets were on their way for {traffic.flight / timed * 1e3:.1f} ms "
+        "a step (waiting for the other rank included):"
+    )
+    yield (
+        f"  {traffic.hidden:.0%} of that hidden behind backward, "
         f"{traffic.exposed / timed * 1e3:.1f} ms a step exposed"
     )
 

@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from mccl.data import Images, load_images
 from mccl.demo.settings import Outcome, Settings
 from mccl.demo.show import Progress
-from mccl.demo.watch import Watch
+from mccl.demo.watch import Watch, alone
 from mccl.models import GroupNormResNet
+from mccl.process_group import ProcessGroupMCCL
 
 WARM_UP = 5
 """Steps that are trained but not timed: connections are made and DDP re-orders its buckets."""
@@ -69,6 +70,12 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+def sent_bytes() -> int | None:
+    """Bytes that mccl's engine has sent for the default group; None for another backend."""
+    group = dist.group.WORLD
+    return group.stats().bytes_sent if isinstance(group, ProcessGroupMCCL) else None
+
+
 def train(settings: Settings, progress: Progress) -> Outcome:
     """Train, test and compare the ranks; every rank returns the same outcome but for its timing."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -90,11 +97,13 @@ def train(settings: Settings, progress: Progress) -> Outcome:
     )
     loader = batches(images, ranks, rank, settings.batch, settings.seed)
     losses: list[float] = []
+    sent = sent_bytes()
     begin = timed_from = time.perf_counter()
     progress.begin(str(images), sum(p.numel() for p in model.parameters()))
     for step in range(settings.steps):
         if step == WARM_UP:
             watch.restart()
+            sent = sent_bytes()
             timed_from = time.perf_counter()
         pixels, labels = next(loader)
         optimizer.zero_grad()
@@ -109,13 +118,15 @@ def train(settings: Settings, progress: Progress) -> Outcome:
         losses.append(float(shown) / ranks)
         progress.step(step + 1, losses[-1], exposed)
     ended = time.perf_counter()
-    traffic = watch.traffic(sent_bytes=None)
+    sent = None if sent is None else (sent_bytes() or 0) - sent
+    parameters = sum(p.numel() for p in model.parameters())
+    traffic = watch.traffic(sent_bytes=sent, alone=alone(parameters, device))
     digests: list[str] = [""] * ranks
     dist.all_gather_object(digests, digest(model))
     return Outcome(
         ranks=ranks,
         data=str(images),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         buckets=watch.buckets,
         steps=settings.steps,
         batch=settings.batch,

@@ -4,7 +4,8 @@ Theory of operation. DDP calls a communication hook for each bucket as soon as b
 it, and at the end of backward waits for all of them. The hook here does what DDP does by default
 (divide, all-reduce) and notes when each bucket left and came back. The last bucket leaves when
 nothing is left to compute, so what backward still takes after that is *exposed* communication;
-the union of all buckets' times is *busy*. Valid for CPU tensors, whose calls return when done.
+the union of all buckets' times is the *flight*. Valid for CPU tensors, whose kernels are done
+when their call returns.
 """
 
 # No `from __future__ import annotations`: DDP compares the hook's annotations with the types.
@@ -68,17 +69,30 @@ class Watch:
         self._count = self._bytes = 0
         self._exposed = 0.0
 
-    def traffic(self, sent_bytes: int | None) -> Traffic:
+    def traffic(self, *, sent_bytes: int | None, alone: float) -> Traffic:
         """The sum since the last restart."""
         with self._lock:
-            busy = union(self._flights)
+            flight = union(self._flights)
         return Traffic(
             collectives=self._count,
             payload_bytes=self._bytes,
             sent_bytes=sent_bytes,
-            busy=busy,
-            exposed=min(self._exposed, busy),
+            flight=flight,
+            exposed=min(self._exposed, flight),
+            alone=alone,
         )
+
+
+def alone(parameters: int, device: torch.device, repeats: int = 10) -> float:
+    """Median seconds of one all-reduce of that many float32 with nothing else going on."""
+    gradients = torch.zeros(parameters, device=device)
+    times = []
+    for _ in range(repeats):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(gradients)
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[repeats // 2]
 
 
 def union(intervals: Sequence[tuple[float, float]]) -> float:

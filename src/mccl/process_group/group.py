@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import BarrierOptions, PrefixStore, Store
 
 from mccl.communicator import Communicator
 from mccl.config import Config
-from mccl.engine import DType
+from mccl.engine import DType, Stats
 from mccl.errors import UsageError
 from mccl.plans import Collective, Request
 from mccl.process_group.calls import Calls
@@ -130,6 +130,14 @@ class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup)
     def get_group_store(self) -> Store:
         """The store under the group's own prefix."""
         return self._store
+
+    def stats(self) -> Stats:
+        """Counters of this group's engine since it was made or last reset (bytes and µs)."""
+        return self._communicator.native.stats()
+
+    def reset_stats(self) -> None:
+        """Start the counters again from zero."""
+        self._communicator.native.reset_stats()
 
     def abort(self) -> None:
         """Break the group here and on every other rank; all waiting calls raise."""
