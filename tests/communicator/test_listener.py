@@ -24,7 +24,7 @@ from mccl.communicator.handshake import Claims, Initiator, Verdict
 from mccl.communicator.interfaces import Address
 from mccl.communicator.listener import Limits, Listener, Registration
 from mccl.communicator.routes import Route
-from mccl.errors import ConnectError, MCCLError, PeerLeftError
+from mccl.errors import ConnectError, InternalError, MCCLError, PeerLeftError
 
 LOOP = Address("127.0.0.1", 8)
 KEY = hs.derive_key(b"correct horse", "token")
@@ -370,3 +370,12 @@ def test_a_forked_child_does_not_keep_the_port_open() -> None:
         os.waitpid(pid, 0)
         os.close(reading)
         os.close(writing)
+
+
+def test_running_out_of_descriptors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("mccl.communicator.connector.socket.socket", refuse)
+    with pytest.raises(InternalError, match=r"EMFILE.*ulimit -n"):
+        dial(1)

@@ -22,7 +22,14 @@ from mccl.communicator import handshake
 from mccl.communicator.handshake import Claims, HandshakeError, Initiator, RejectedError, Verdict
 from mccl.communicator.options import set_buffers
 from mccl.communicator.routes import Route
-from mccl.errors import ConnectError, MCCLError, MismatchError, PeerDiedError, PeerLeftError
+from mccl.errors import (
+    ConnectError,
+    InternalError,
+    MCCLError,
+    MismatchError,
+    PeerDiedError,
+    PeerLeftError,
+)
 
 _IP_BIND_ADDRESS_NO_PORT = 24  # <linux/in.h>
 _SLICE = 0.2
@@ -32,6 +39,7 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.01, 0.2
 _UNREACHABLE = frozenset(
     {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
 )
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _DROPPED = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED})
 
 
@@ -235,7 +243,15 @@ class Connector:
             waited=waited,
         )
 
-    def _error(self, route: Route, target: Target, error: OSError, begin: float) -> ConnectError:
+    def _error(self, route: Route, target: Target, error: OSError, begin: float) -> MCCLError:
+        if error.errno in _EXHAUSTED:
+            name = errno.errorcode[error.errno or 0]
+            return InternalError(
+                f"the system refuses another socket to rank {target.global_rank}: {name} "
+                f"({error.strerror}). Raise the limit on open files (ulimit -n) or free memory.",
+                peer=target.global_rank,
+                phase="resource",
+            )
         return ConnectError(
             f"cannot connect to rank {target.global_rank} on {target.label}: "
             f"{self._describe(route, error)}. {self._hint(route, error)}",
