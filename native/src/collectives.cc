@@ -99,12 +99,14 @@ void Engine::enqueue_steps(Op* op) {
 }
 
 // True once the operation may touch the caller's memory: nothing earlier uses it, and the
-// GPU has produced it (O1). With pieces each step asks for its own part instead.
+// GPU has produced it (O1). With pieces each step asks for its own part instead, except where
+// all of it is scaled first.
 bool Engine::make_ready(Op* op) {
   if (op->blockers > 0) return false;
-  if (op->produced.read && op->pieces.empty() &&
-      op->produced.read(op->produced.context) < op->produced_value) {
-    return false;
+  if (op->produced.read && (op->pieces.empty() || op->redop == MCCL_PREMUL_SUM)) {
+    uint64_t needed = op->produced_value;
+    for (const mccl_piece& piece : op->pieces) needed = std::max(needed, piece.produced_value);
+    if (op->produced.read(op->produced.context) < needed) return false;
   }
   op->ready = true;
   op->record.started_us = wall_us();
@@ -164,7 +166,7 @@ bool Engine::advance_tx(Lane* lane) {
     bool header_due = op->plan->first[index] && lane->header_moved < sizeof(WireHeader);
     bool whole = op->steps[index].done == step.count && !header_due;
     if (!whole) {
-      if (limit == op->steps[index].done && !(header_due && step.count == 0)) break;
+      if (limit == op->steps[index].done) break;
       bool blocked = false;
       moved = send_step(lane, op, index, limit, &budget, &blocked) || moved;
       if (lane->closed_at != 0) break;
@@ -290,7 +292,9 @@ bool Engine::receive_step(Lane* lane, Op* op, uint32_t index, uint64_t limit, si
     want = limit * wire_size - state.bytes;
     into = op->buffers[step.dst_buffer] + step.dst_offset * wire_size + state.bytes;
   } else {
-    want = std::min(kPieceBytes - lane->scratch_end, step_bytes - state.bytes - lane->scratch_end);
+    // uint64_t and size_t are different types on macOS.
+    const size_t missing = step_bytes - state.bytes - lane->scratch_end;
+    want = std::min<size_t>(kPieceBytes - lane->scratch_end, missing);
     into = lane->scratch.get() + lane->scratch_end;
   }
   want = std::min(want, kPieceBytes);
