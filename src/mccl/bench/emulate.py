@@ -142,8 +142,8 @@ def run(args: argparse.Namespace, launcher: Launcher) -> int:
     if not words:
         raise UsageError("say which benchmark to run: mccl bench cluster --hosts 8 -- all_reduce")
     inner = dispatch.parser().parse_args(words)
-    if inner.command.module in (__name__, "mccl.bench.report", "mccl.bench.peers"):
-        raise UsageError(f"{inner.command.name} does not run on a cluster")
+    if inner.bench_command.module in (__name__, "mccl.bench.report", "mccl.bench.peers"):
+        raise UsageError(f"{inner.bench_command.name} does not run on a cluster")
     events = [parse_event(text) for text in args.event]
     codes = []
     for hosts in parse_ints(args.hosts):
