@@ -37,6 +37,7 @@ DISK_GIB = {"native": 0.3, "demo": 2.5, "bench": 2.5, "test": 3.0}
 CUDA_GIB = 9.0  # what torch's CUDA build and its libraries unpack to, and the downloads
 MAC = sys.platform == "darwin"
 START = time.monotonic()
+QUIET = 10.0  # seconds after which a log without a terminal gets a line, so it does not look stuck
 
 
 def say(text: str) -> None:
@@ -131,6 +132,7 @@ def run(title: str, command: list[str]) -> None:
     say(title)
     lines: list[str] = []
     live = sys.stdout.isatty()
+    shown = time.monotonic()
     with subprocess.Popen(
         command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -139,8 +141,9 @@ def run(title: str, command: list[str]) -> None:
             lines.append(line.rstrip())
             if live:
                 print("\r\033[K    " + lines[-1].strip()[:90], end="", flush=True)
-            elif line.startswith(("Collecting ", "Installing collected")):
+            elif line.startswith("Collecting ") or time.monotonic() - shown > QUIET:
                 print("    " + lines[-1][:120], flush=True)
+                shown = time.monotonic()
     if live:
         print("\r\033[K", end="", flush=True)
     if process.returncode:

@@ -16,7 +16,7 @@ class Settings:
     size: int = 16
     width: int = 32
     blocks: tuple[int, ...] = (1, 1, 1, 1)
-    steps: int = 160
+    steps: int = 120
     batch: int = 128
     rate: float = 2e-3
     bucket_mb: float = 1.0
