@@ -8,6 +8,7 @@ are still running when time is up are killed.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.util
 import multiprocessing
 import os
@@ -115,6 +116,7 @@ def _main(writer: connection.Connection, task: Any, place: Any) -> None:
         TORCHELASTIC_USE_AGENT_STORE="True",
         **env,
     )
+    faulthandler.enable()
     torch.set_num_threads(1)
     try:
         function, args = _function(task[0], task[1]), task[2]

@@ -185,5 +185,5 @@ def test_random_collectives() -> None:
     limit = 100 if COUNT <= 2000 else 3000
     for memory, threads, files in run(4, stress, COUNT, limit=limit):
         assert memory < 64 * 1024, f"memory grew by {memory} KiB"
-        assert threads == 0
-        assert files == 0
+        assert threads <= 0
+        assert files <= 0

@@ -92,6 +92,7 @@ class LeasedWork(dist.Work):
         self._event = event
         self._future: torch.futures.Future[Any] | None = None
         if event is not None:
+            event.issued()
             self.get_future().add_done_callback(lambda _: event.finish())
 
     def wait(self, timeout: timedelta | None = None) -> bool:
