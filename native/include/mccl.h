@@ -97,7 +97,7 @@ typedef enum mccl_failure {
 
 /* ---- plans ------------------------------------------------------------ */
 
-/* A step moves or combines `count` elements. Sends to one peer leave, and
+/* A step moves or combines `count` elements, at least one. Sends to one peer leave, and
  * receives from one peer land, in the order of the plan (FIFO a connection):
  * the next step on a connection starts only when the one before is complete. */
 typedef enum mccl_step_kind {
@@ -172,7 +172,7 @@ typedef struct mccl_comm_config {
   uint32_t yield_spin;     /* 1: sched_yield between tries (more ranks than cores) */
   uint32_t checksum;       /* 1: CRC32C a piece on the wire; must be equal on all members */
   uint32_t record_capacity;/* flight recorder entries */
-  uint32_t reserved;
+  uint32_t send_thread;    /* 1: big sends on a thread of their own (cores to spare) */
   char name[64];           /* group name for messages */
 } mccl_comm_config;
 
@@ -238,7 +238,7 @@ typedef struct mccl_op_desc {
   const mccl_plan* plan;
   void* const* buffers; /* n_external pointers; may be NULL for empty buffers */
   double premul;        /* factor of PREMUL_SUM */
-  int64_t timeout_us;
+  int64_t timeout_us;   /* from submission; < 0: none */
   uint64_t tag; /* opaque to the engine; returned in records */
   /* Handoff: NULL tickets mean "ready now" / "nobody to tell". Without pieces the
    * whole operation waits for produced_value and raises consumed_value. */
@@ -252,8 +252,9 @@ typedef struct mccl_op_desc {
 } mccl_op_desc;
 
 /* Takes the sequence number, queues the operation and returns. With MCCL_OP_SYNC
- * it returns when the operation is complete (status MCCL_OK) or failed. *op may be
- * NULL on return when the operation completed at once; otherwise release it. */
+ * it returns when the operation is complete (status MCCL_OK) or failed; given `op`, it
+ * may also return MCCL_PENDING after a while, so that the caller can wait in slices. *op
+ * is NULL on return when the operation completed; otherwise release it. */
 MCCL_API int mccl_submit(mccl_comm*, const mccl_op_desc*, mccl_op** op);
 
 typedef struct mccl_p2p_desc {

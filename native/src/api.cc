@@ -36,6 +36,8 @@ int usable(mccl_comm* handle, Engine** engine) {
 }
 
 void describe(Op* op, uint64_t count) {
+  constexpr int64_t kForeverUs = int64_t{1} << 60;  // and no overflow when added to a clock
+  if (op->timeout_us < 0 || op->timeout_us > kForeverUs) op->timeout_us = kForeverUs;
   op->submitted = mccl::now_us();
   mccl_record& record = op->record;
   record.collective = op->collective;
@@ -46,6 +48,21 @@ void describe(Op* op, uint64_t count) {
   record.tag = op->tag;
   record.waiting_for = -1;
   record.submitted_us = mccl::wall_us();
+}
+
+// Whether the engine has a kernel for every combination the plan asks for.
+bool reducible(const mccl::Plan& plan, const mccl_op_desc& desc) {
+  const uint32_t dtypes[2] = {desc.dtype, mccl::accumulate_dtype(desc.dtype)};
+  auto missing = [&](uint32_t dst, uint32_t src) {
+    return mccl::find_reduce(dst, src, desc.redop) == nullptr;
+  };
+  for (int dst = 0; dst < 2; ++dst) {
+    if (plan.reduces[dst] && missing(dtypes[dst], desc.wire_dtype)) return false;
+    for (int src = 0; src < 2; ++src) {
+      if (plan.combines[dst][src] && missing(dtypes[dst], dtypes[src])) return false;
+    }
+  }
+  return true;
 }
 
 std::string check_desc(const Comm& comm, const mccl_op_desc& desc) {
@@ -66,6 +83,13 @@ std::string check_desc(const Comm& comm, const mccl_op_desc& desc) {
     return std::string(mccl::redop_name(desc.redop)) + " is not supported for " +
            mccl::dtype_name(desc.dtype);
   }
+  if (!reducible(plan, desc)) {
+    return desc.redop == MCCL_NO_REDOP
+               ? std::string("the plan reduces, but the call names no reduce operation")
+               : std::string("the plan would reduce ") + mccl::dtype_name(desc.wire_dtype) +
+                     " from the wire into " + mccl::dtype_name(desc.dtype) +
+                     ", which the engine has no kernel for";
+  }
   if (desc.redop == MCCL_PREMUL_SUM && !mccl::scale_factor_ok(desc.dtype, desc.premul)) {
     return "PREMUL_SUM of an integer dtype needs a whole factor";
   }
@@ -85,12 +109,16 @@ void take_tickets(Op* op, const mccl_ticket* produced, const mccl_ticket* consum
   op->consumed_value = consumed_value;
 }
 
-// Hands the operation over. Without an out pointer the caller insists on completion.
+// Hands the operation over. Without an out pointer a synchronous caller insists on completion.
 int launch(Engine* engine, Op* op, bool sync, mccl_op** out) {
-  if (sync || out != nullptr) op->retain();
+  op->retain();  // the queue's reference may be gone before submit returns
   bool finished = engine->submit(op, sync);
   if (!sync) {
-    if (out != nullptr) *out = wrap(op);
+    if (out != nullptr) {
+      *out = wrap(op);
+    } else {
+      op->release();
+    }
     return MCCL_OK;
   }
   int status = MCCL_OK;
@@ -265,7 +293,8 @@ int mccl_op_get_info(mccl_op* handle, mccl_op_info* out) {
 }
 
 void mccl_op_release(mccl_op* handle) {
-  if (handle != nullptr) unwrap(handle)->release();
+  // A forked child may find the pool's lock taken by a thread that it does not have.
+  if (handle != nullptr && Engine::get() != nullptr) unwrap(handle)->release();
 }
 
 uint64_t mccl_wait_completion(uint64_t cursor, int64_t timeout_us) {

@@ -109,9 +109,7 @@ bool Engine::make_ready(Op* op) {
     if (op->produced.read(op->produced.context) < needed) return false;
   }
   op->ready = true;
-  op->record.started_us = wall_us();
-  op->record.state = kStarted;
-  op->comm->recorder.update(op->record_number, op->record);
+  record_start(op);
   if (op->redop == MCCL_PREMUL_SUM) prescale(op);
   return true;
 }
@@ -157,7 +155,7 @@ bool Engine::advance_tx(Lane* lane) {
     }
   }
   if (!lane->stream.is_open() || lane->closed_at != 0) return false;
-  size_t budget = kPieceBytes;
+  size_t budget = lane->stream.offloads() ? kOffloadPieceBytes : kPieceBytes;
   while (!lane->queue.empty() && budget > 0) {
     auto [op, index] = lane->queue.front();
     if (!op->ready && !make_ready(op)) break;

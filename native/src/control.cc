@@ -59,11 +59,15 @@ void Control::add(std::shared_ptr<Comm> comm, int32_t peer, int fd) {
   info.controls.fetch_add(1);
   std::lock_guard<std::mutex> lock(mutex_);
   // A quarter of the shortest patience, so that several beats fit into it.
-  tick_us_ = std::clamp<int64_t>(comm->config.peer_timeout_us / 4, 20000, tick_us_);
-  link->comm = std::move(comm);
-  poller_->add(fd, link.get());
+  tick_us_ = std::clamp<int64_t>(comm->config.peer_timeout_us / 4, 20000, tick_us_.load());
+  link->comm = comm;
+  bool watched = poller_->add(fd, link.get());
   links_.push_back(std::move(link));
   poller_->wake();
+  if (!watched) {
+    comm->fail(MCCL_FAIL_INTERNAL, peer, nullptr, "connect",
+               "the system refused to watch a socket");
+  }
 }
 
 void Control::spread(Comm*) { poller_->wake(); }
@@ -81,6 +85,7 @@ void Control::goodbye(Comm* comm) {
     flush(link.get());
     link->closing = true;
     link->closing_at = now_us();
+    if (link->heard_goodbye && link->outgoing.empty()) end(link.get());
   }
   poller_->wake();
 }
@@ -164,18 +169,26 @@ void Control::handle(Link* link, uint32_t type, const char* body, size_t size) {
     comm.fail(error);
   } else if (type == kGoodbye) {
     info.flags.fetch_or(kPeerLeft);
+    link->heard_goodbye = true;
+    if (link->closing && link->outgoing.empty()) end(link);  // both have said all they will
     if (comm.in_flight > 0) Engine::get()->kick();  // somebody may wait for it in vain
   }
+}
+
+// Its descriptor is closed by run(), which may hold an event for it.
+void Control::end(Link* link) {
+  link->ended = true;
+  poller_->remove(link->fd);
+  link->comm->peers[static_cast<size_t>(link->peer)]->controls.fetch_sub(1);
 }
 
 // The other side is gone. Without a goodbye that is a death, and everybody learns of it.
 void Control::lost(Link* link) {
   if (link->ended) return;
-  link->ended = true;
-  poller_->remove(link->fd);
+  end(link);
   Comm& comm = *link->comm;
   PeerInfo& info = *comm.peers[static_cast<size_t>(link->peer)];
-  if (info.controls.fetch_sub(1) > 1 || link->closing) return;
+  if (info.controls > 0 || link->closing) return;
   if (info.flags & kPeerLeft) return;
   info.flags.fetch_or(kPeerDead);
   comm.fail(MCCL_FAIL_PEER_DIED, link->peer, nullptr, comm.in_flight > 0 ? "running" : "idle",
@@ -187,7 +200,8 @@ void Control::tick(int64_t now) {
   bool slept = last_tick_ != 0 && now - last_tick_ > 3 * tick_us_;
   last_tick_ = now;
   for (auto& link : links_) {
-    if (link->ended || link->closing) continue;
+    // A peer that said goodbye answers no more; that is no silence.
+    if (link->ended || link->closing || link->heard_goodbye) continue;
     Comm& comm = *link->comm;
     PeerInfo& info = *comm.peers[static_cast<size_t>(link->peer)];
     if (slept) info.last_heard = now;
@@ -231,11 +245,7 @@ void Control::run() {
         link->abort_sent = true;
         flush(link.get());
       }
-      if (link->closing && link->outgoing.empty() && !link->ended &&
-          now - link->closing_at > kLingerUs) {
-        link->ended = true;
-        poller_->remove(link->fd);
-      }
+      if (link->closing && !link->ended && now - link->closing_at > kLingerUs) end(link.get());
     }
     std::erase_if(links_, [](const std::unique_ptr<Link>& link) {
       if (!link->ended) return false;

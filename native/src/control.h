@@ -42,6 +42,7 @@ class Control {
     std::string outgoing;
     bool abort_sent = false;
     bool closing = false;   // goodbye sent
+    bool heard_goodbye = false;
     int64_t closing_at = 0;
     int64_t asked_at = 0;   // first unanswered heartbeat
     bool ended = false;
@@ -52,13 +53,14 @@ class Control {
   void beat(Link* link);
   void flush(Link* link);
   void lost(Link* link);
+  void end(Link* link);
   void tick(int64_t now);
 
   std::unique_ptr<Poller> poller_;
   std::mutex mutex_;  // links_
   std::vector<std::unique_ptr<Link>> links_;
   int64_t last_tick_ = 0;
-  int64_t tick_us_ = 1000000;
+  std::atomic<int64_t> tick_us_{1000000};
 };
 
 }  // namespace mccl

@@ -16,6 +16,8 @@ constexpr int64_t kTicketPollUs = 20;      // between looks at a GPU's ticket
 constexpr int64_t kMaxSleepUs = 500000;
 constexpr int64_t kClosedGraceUs = 500000; // for the control link to say why data ended
 constexpr int64_t kClosedPollUs = 5000;
+constexpr int64_t kShortOfBuffersUs = 200; // until the system may have socket memory again
+constexpr uint32_t kPassesBetweenChecks = 1024;
 
 }  // namespace
 
@@ -46,7 +48,8 @@ void Engine::drive(const Op* until) {
     if (until != nullptr ? until->finished() : comms_.empty() && lanes_.empty()) {
       if (until != nullptr || !inbox_filled_.load()) break;
     }
-    if (!moved || ++passes % 8 == 0) {
+    if (++passes % kPassesBetweenChecks == 0) next_check(now_us());  // also under steady traffic
+    if (!moved || passes % 8 == 0) {
       int n = poller_->wait(events, 64, 0);
       for (int i = 0; i < n; ++i) {
         auto* rail = static_cast<Rail*>(events[i].tag);
@@ -80,6 +83,7 @@ bool Engine::pass() {
       fail_operations(comm);
     }
     if (!comm->waiting.empty()) activate(comm);
+    if (!comm->parked.empty() && deliver_waiting(comm)) moved = true;
     for (size_t k = 0; k < comm->running.size(); ++k) {
       Op* op = comm->running[k];
       if (!op->ready && !make_ready(op)) continue;
@@ -106,9 +110,10 @@ bool Engine::pass() {
       case MCCL_P2P_TX: moved = advance_message_tx(lane) || moved; break;
       default: moved = advance_message_rx(lane) || moved; break;
     }
-    bool keep = lane->pending() || !lane->stream.flushed() ||
-                (lane->channel == MCCL_P2P_RX && !lane->comm->messages.empty() &&
-                 lane->closed_at == 0);
+    // Of a closed lane only what somebody still waits for matters, to say why it failed.
+    bool more = !lane->stream.flushed() ||
+                (lane->channel == MCCL_P2P_RX && !lane->comm->messages.empty());
+    bool keep = lane->pending() || (more && lane->closed_at == 0);
     if (lane->comm->failed_operations) keep = false;
     if (keep) {
       ++i;
@@ -138,14 +143,17 @@ void Engine::drain_inbox() {
       close_comm(comm);
       continue;
     }
+    Op* op = request.op;
+    if (op != nullptr) queue_tickets(op);
+    if (comm->closed) {
+      if (op != nullptr) finish_op(op, OpState::kFailed);
+      continue;
+    }
     if (std::find(known_.begin(), known_.end(), request.comm) == known_.end()) {
-      if (comm->closed) continue;
       known_.push_back(request.comm);
     }
     list_comm(comm);
-    Op* op = request.op;
     if (op == nullptr) continue;
-    queue_tickets(op);
     if (comm->failed_operations || comm->broken) {
       finish_op(op, OpState::kFailed);
     } else if (op->is_message()) {
@@ -170,6 +178,7 @@ void Engine::accept_link(const Request& request) {
     comm->fail(MCCL_FAIL_INTERNAL, request.peer, nullptr, "connect",
                "the system refused to watch a socket");
   }
+  if (lane.transmits() && comm->config.send_thread != 0) lane.stream.offload(&sender_);
   if (lane.channel == MCCL_P2P_RX || lane.pending()) list_lane(&lane);
 }
 
@@ -242,10 +251,12 @@ void Engine::stall(const Op* until, int64_t stalled_since, bool* interrupted) {
     if (comm->running.empty()) continue;
     Op* op = comm->running.front();
     for (Lane* lane : lanes_) {
-      if (lane->comm == comm && !lane->transmits() && !lane->queue.empty()) {
+      if (lane->comm != comm || lane->transmits() || lane->queue.empty()) continue;
+      if (op->record.waiting_for != lane->peer) {
         op->record.waiting_for = lane->peer;
-        break;
+        comm->recorder.update(op->record_number, op->record);
       }
+      break;
     }
   }
   if (until == nullptr && comms_.empty() && lanes_.empty()) return;
@@ -269,11 +280,12 @@ int64_t Engine::next_check(int64_t now) {
     auto consider = [&](const Op* op) {
       sleep = std::min(sleep, std::max<int64_t>(op->submitted + op->timeout_us - now, 0) + 1000);
     };
-    if (!comm->running.empty()) consider(comm->running.front());
+    for (const Op* op : comm->running) consider(op);
     for (const Op* op : comm->messages) consider(op);
   }
   for (Lane* lane : lanes_) {
     if (lane->closed_at != 0) sleep = std::min(sleep, kClosedPollUs);
+    if (lane->stream.short_of_buffers()) sleep = std::min(sleep, kShortOfBuffersUs);
   }
   if (tickets_pending()) sleep = std::min(sleep, kTicketPollUs);
   return sleep;
@@ -281,19 +293,20 @@ int64_t Engine::next_check(int64_t now) {
 
 void Engine::check_limits(Comm* comm, int64_t now) {
   auto late = [&](const Op* op) { return now - op->submitted > op->timeout_us; };
-  if (!comm->running.empty() && late(comm->running.front())) {
-    Op* op = comm->running.front();
+  for (Op* op : comm->running) {
+    if (!late(op)) continue;
     std::string text = std::string(collective_name(op->collective)) + " #" +
                        std::to_string(op->sequence) + " of group '" + comm->config.name +
                        "' did not complete within its timeout of " +
                        std::to_string(op->timeout_us / 1000) + " ms";
     int32_t culprit = -1;
-    if (!op->ready && op->produced.read) {
+    bool own_fault = !op->ready && op->blockers == 0 && op->produced.read;
+    if (own_fault) {
       text += "; the GPU has not produced this rank's input yet";
       culprit = comm->config.rank;
     }
     for (Lane* lane : lanes_) {
-      if (lane->comm != comm || lane->queue.empty()) continue;
+      if (own_fault || lane->comm != comm || lane->queue.empty()) continue;
       if (culprit < 0 || !lane->transmits()) culprit = lane->peer;
       text += lane->transmits() ? "; waiting for a peer to take bytes: "
                                 : "; waiting for bytes: ";
@@ -314,32 +327,35 @@ void Engine::check_limits(Comm* comm, int64_t now) {
   }
 }
 
+bool Engine::needs(const Comm* comm, int32_t peer) const {
+  for (const Lane* lane : lanes_) {
+    if (lane->comm == comm && lane->peer == peer && lane->pending()) return true;
+  }
+  return std::any_of(comm->messages.begin(), comm->messages.end(), [peer](const Op* op) {
+    return op->collective == MCCL_RECV && op->peer == peer;
+  });
+}
+
 // A lane whose other side is gone while we still need it. The control link usually knows
 // why within a moment; without its word the peer itself is to blame.
 void Engine::check_closed_lanes(Comm* comm, int64_t now) {
   if (comm->broken) return;
-  auto needs = [&](int32_t peer) {
-    for (Lane* lane : lanes_) {
-      if (lane->comm == comm && lane->peer == peer && lane->pending()) return true;
-    }
-    for (const Op* op : comm->messages) {
-      if (op->collective == MCCL_RECV && op->peer == peer) return true;
-    }
-    return false;
-  };
+  Op* op = comm->running.empty() ? nullptr : comm->running.front();
+  int32_t gone = 0;
   for (int32_t peer = 0; peer < comm->config.size; ++peer) {
     PeerInfo& info = *comm->peers[static_cast<size_t>(peer)];
     bool left = (info.flags & kPeerLeft) != 0;
     int64_t closed = 0;
     for (auto& lane : info.lanes) {
-      if (lane && lane->closed_at != 0) closed = lane->closed_at;
-      // Bytes it sent before leaving may still be in our socket: not in vain yet.
-      if (lane && left && !lane->transmits() && lane->stream.is_open() && lane->closed_at == 0) {
+      if (!lane) continue;
+      closed = std::max(closed, lane->closed_at);
+      // Bytes it sent before leaving may still be in a socket that we read from.
+      if (lane->listed && !lane->transmits() && lane->stream.is_open() && lane->closed_at == 0) {
         left = false;
       }
     }
-    if ((!left && closed == 0) || !needs(peer)) continue;
-    Op* op = comm->running.empty() ? nullptr : comm->running.front();
+    gone += left;
+    if ((!left && closed == 0) || !needs(comm, peer)) continue;
     if (left) {
       comm->fail(MCCL_FAIL_PEER_LEFT, peer, op, "running",
                  "it has left the group (destroy_process_group or exit) while this rank still "
@@ -350,6 +366,10 @@ void Engine::check_closed_lanes(Comm* comm, int64_t now) {
       comm->fail(MCCL_FAIL_PEER_DIED, peer, op, "running", "its connection closed");
       return;
     }
+  }
+  if (gone == comm->config.size - 1 && gone > 0 && needs(comm, -1)) {
+    comm->fail(MCCL_FAIL_PEER_LEFT, -1, op, "running",
+               "every other rank has left the group while this rank receives from any of them");
   }
 }
 
@@ -397,6 +417,12 @@ void Engine::fail_operations(Comm* comm) {
   std::vector<Op*> messages = comm->messages;
   for (Op* op : messages) finish_op(op, OpState::kFailed);
   comm->parked.clear();
+}
+
+void Engine::record_start(Op* op) {
+  op->record.started_us = wall_us();
+  op->record.state = kStarted;
+  op->comm->recorder.update(op->record_number, op->record);
 }
 
 // Returns true, for callers that report movement.

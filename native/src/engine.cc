@@ -1,10 +1,8 @@
 #include "engine.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <chrono>
-#include <thread>
 
 #include "util.h"
 
@@ -16,21 +14,14 @@ Engine* the_engine = nullptr;
 std::mutex creation_mutex;
 std::atomic<bool> forked{false};
 
-// Signals are the main thread's: Ctrl-C must not be swallowed by an engine thread.
-template <typename Body>
-void start_thread(Body body) {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before);
-  std::thread(body).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
 }  // namespace
 
 Engine* Engine::get() {
-  if (forked.load(std::memory_order_relaxed)) return nullptr;
+  if (forked.load(std::memory_order_relaxed)) {
+    set_last_error("this process was forked from one that uses mccl, whose engine cannot be "
+                   "shared; start it with spawn or forkserver instead");
+    return nullptr;
+  }
   std::lock_guard<std::mutex> lock(creation_mutex);
   if (the_engine == nullptr) {
     auto* engine = new Engine;
@@ -48,7 +39,7 @@ Engine* Engine::get() {
   return the_engine;
 }
 
-Engine::Engine() : poller_(make_poller()) {}
+Engine::Engine() : poller_(make_poller()), sender_(poller_.get()) {}
 
 void Engine::kick() {
   {

@@ -29,6 +29,7 @@
 #include "control.h"
 #include "op.h"
 #include "poller.h"
+#include "sender.h"
 
 namespace mccl {
 
@@ -78,7 +79,9 @@ class Engine {
   void close_comm(Comm* comm);
   void check_limits(Comm* comm, int64_t now);
   void check_closed_lanes(Comm* comm, int64_t now);
+  bool needs(const Comm* comm, int32_t peer) const;
   void fail_operations(Comm* comm);
+  void record_start(Op* op);
   bool finish_op(Op* op, OpState state);
 
   // collectives.cc
@@ -105,7 +108,9 @@ class Engine {
   bool place_message(Lane* lane);
   Op* match_receive(Comm* comm, int32_t peer, uint64_t tag);
   bool deliver_parked(Op* op);
-  void finish_receive(Comm* comm, Message* message);
+  bool message_ready(Op* op);
+  void finish_receive(Comm* comm, std::unique_ptr<Message> message);
+  bool deliver_waiting(Comm* comm);
   bool check_size(Comm* comm, const Message& message, Op* op);
 
   // Consumed tickets are raised in issue order, whatever order operations end in.
@@ -119,6 +124,7 @@ class Engine {
   void raise_tickets(Op* op, size_t pieces_done, bool all);
 
   std::unique_ptr<Poller> poller_;
+  Sender sender_;
   Control control_;
 
   std::mutex drive_mutex_;

@@ -176,11 +176,14 @@ bool advance_local(Op* op, uint32_t index, uint64_t most) {
 void prescale(Op* op) {
   ScaleFn scale = find_scale(op->dtype);
   const Plan& plan = *op->plan;
-  if (plan.n_external == 1) {
+  bool in_place = plan.n_external == 1 && plan.extents[0].written;
+  if (in_place) {
     scale(op->buffers[0], op->buffers[0], plan.extents[0].count, op->premul);
     return;
   }
-  for (uint32_t i = 0; i + 1 < plan.n_external; ++i) {  // the last one is the output
+  // The last one is the output, except where a rank has none.
+  uint32_t inputs = plan.n_external > 1 ? plan.n_external - 1 : plan.n_external;
+  for (uint32_t i = 0; i < inputs; ++i) {
     uint64_t n = plan.extents[i].count;
     if (n == 0) continue;
     ScratchBlock block = scratch_pool().take(n * dtype_size(op->dtype));

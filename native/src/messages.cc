@@ -39,13 +39,9 @@ bool Engine::advance_message_tx(Lane* lane) {
   size_t budget = kPieceBytes;
   while (!lane->sends.empty() && budget > 0) {
     Op* op = lane->sends.front();
-    if (!op->ready) {
-      if (op->produced.read(op->produced.context) < op->produced_value) break;
-      op->ready = true;
-    }
+    if (!message_ready(op)) break;
     if (lane->header_moved == 0) {
-      op->record.started_us = wall_us();
-      op->record.state = kStarted;
+      if (op->record.state != kStarted) record_start(op);
       lane->message_header = {kMessageMagic, op->dtype, op->comm->config.epoch, op->tag, op->bytes};
     }
     iovec parts[2];
@@ -92,11 +88,7 @@ bool Engine::advance_message_rx(Lane* lane) {
     Message& message = *lane->message;
     if (!message.target && !message.parked && !place_message(lane)) break;
     if (comm->broken) break;
-    if (message.target && !message.parked && !message.target->ready) {
-      Op* op = message.target;
-      if (op->produced.read(op->produced.context) < op->produced_value) break;
-      op->ready = true;
-    }
+    if (message.target && !message.parked && !message_ready(message.target)) break;
     uint64_t left = message.header.bytes - message.have;
     if (left > 0) {
       char* base = message.parked ? message.parked.get() : message.target->buffer;
@@ -114,8 +106,7 @@ bool Engine::advance_message_rx(Lane* lane) {
       if (!message.complete()) continue;
     }
     if (message.target) {
-      finish_receive(comm, &message);
-      lane->message.reset();
+      finish_receive(comm, std::move(lane->message));
     } else {
       comm->parked.push_back(std::move(lane->message));
     }
@@ -158,8 +149,7 @@ bool Engine::place_message(Lane* lane) {
   if (Op* op = match_receive(comm, message.peer, message.header.tag)) {
     if (!check_size(comm, message, op)) return false;
     message.target = op;
-    op->record.started_us = wall_us();
-    op->record.state = kStarted;
+    record_start(op);
     return true;
   }
   uint64_t held = comm->counters.parked_bytes;
@@ -207,32 +197,59 @@ bool Engine::deliver_parked(Op* op) {
     op->source = message->peer;
     if (!check_size(comm, *message, op)) return false;
     message->target = op;
-    finish_receive(comm, message.get());
+    record_start(op);
+    finish_receive(comm, std::move(message));
     return true;
   }
   for (auto& info : comm->peers) {
     auto& lane = info->lanes[MCCL_P2P_RX];
     if (!lane || !lane->message || !lane->message->parked || !fits(*lane->message)) continue;
     op->source = lane->peer;
-    if (check_size(comm, *lane->message, op)) lane->message->target = op;
+    if (!check_size(comm, *lane->message, op)) return false;
+    lane->message->target = op;
+    record_start(op);
     return true;
   }
   return false;
 }
 
-void Engine::finish_receive(Comm* comm, Message* message) {
+// O1: the GPU is done with the memory of this message.
+bool Engine::message_ready(Op* op) {
+  if (!op->ready) op->ready = op->produced.read(op->produced.context) >= op->produced_value;
+  return op->ready;
+}
+
+// The whole message is here. Where the GPU still uses the receiver's memory it stays parked,
+// for deliver_waiting.
+void Engine::finish_receive(Comm* comm, std::unique_ptr<Message> message) {
   Op* op = message->target;
   if (message->parked) {
-    if (op->produced.read && !op->ready) {
-      // The GPU still uses the buffer: rare (a parked message, a device receive); wait for it.
-      while (op->produced.read(op->produced.context) < op->produced_value && !comm->broken) {
-      }
+    if (!message_ready(op)) {
+      comm->parked.push_back(std::move(message));
+      return;
     }
-    std::memcpy(op->buffer, message->parked.get(), op->bytes);
+    if (op->bytes > 0) std::memcpy(op->buffer, message->parked.get(), op->bytes);
     comm->counters.parked_bytes -= op->bytes;
   }
   op->record.bytes_received += op->bytes;
   finish_op(op, OpState::kDone);
+}
+
+// Parked messages whose receive only waited for the GPU.
+bool Engine::deliver_waiting(Comm* comm) {
+  bool moved = false;
+  for (size_t i = 0; i < comm->parked.size();) {
+    Op* op = comm->parked[i]->target;
+    if (op == nullptr || !message_ready(op)) {
+      ++i;
+      continue;
+    }
+    std::unique_ptr<Message> message = std::move(comm->parked[i]);
+    comm->parked.erase(comm->parked.begin() + static_cast<ptrdiff_t>(i));
+    finish_receive(comm, std::move(message));
+    moved = true;
+  }
+  return moved;
 }
 
 }  // namespace mccl

@@ -27,6 +27,7 @@ std::string check_step(const Plan& plan, uint32_t index) {
   if (step.kind == MCCL_STEP_RECV && (step.flags & MCCL_STEP_FINAL)) {
     return "is a RECV marked final; the sender finishes what it sends";
   }
+  if (step.count == 0) return "moves nothing; leave it out on both sides";
   bool remote = !is_local(step);
   if (remote && (step.peer < 0 || step.peer >= plan.world || step.peer == plan.rank)) {
     return "has peer " + std::to_string(step.peer);
@@ -84,6 +85,10 @@ std::shared_ptr<const Plan> make_plan(int32_t world, int32_t rank, uint32_t n_ex
     const mccl_step& step = plan->steps[i];
     if (has_dst(step)) note_extent(plan.get(), step.dst_buffer, step.dst_offset + step.count, true);
     if (has_src(step)) note_extent(plan.get(), step.src_buffer, step.src_offset + step.count, false);
+    if (step.kind == MCCL_STEP_RECV_REDUCE) plan->reduces[plan->accumulates(step.dst_buffer)] = true;
+    if (step.kind == MCCL_STEP_REDUCE) {
+      plan->combines[plan->accumulates(step.dst_buffer)][plan->accumulates(step.src_buffer)] = true;
+    }
     if (is_local(step)) {
       plan->locals.push_back(i);
     } else {

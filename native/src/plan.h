@@ -25,6 +25,8 @@ struct Plan {
   std::vector<Extent> extents;    // of external buffers
   std::vector<uint32_t> locals;   // COPY and REDUCE steps
   std::vector<uint8_t> first;     // step i opens its connection: the fingerprint goes before it
+  bool reduces[2] = {};           // a RECV_REDUCE into [accumulator?]
+  bool combines[2][2] = {};       // a REDUCE into [accumulator?] of [accumulator?]
 
   bool accumulates(uint32_t buffer) const {
     return buffer >= n_external && scratch[buffer - n_external].accumulate != 0;

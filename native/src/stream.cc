@@ -28,6 +28,7 @@ bool not_now(int error) { return error == EAGAIN || error == EWOULDBLOCK || erro
 }  // namespace
 
 Stream::~Stream() {
+  if (sender_ != nullptr) sender_->release(this);
   for (auto& rail : rails_) {
     if (poller_ != nullptr) poller_->remove(rail->fd);
     close(rail->fd);
@@ -56,6 +57,7 @@ bool Stream::open(const int32_t* fds, uint32_t n, bool checksum, Poller* poller)
 
 void Stream::shut() {
   for (auto& rail : rails_) shutdown(rail->fd, SHUT_RDWR);
+  if (sender_ != nullptr) sender_->release(this);
 }
 
 IoResult Stream::failed(int error) {
@@ -100,25 +102,53 @@ IoResult Stream::send(const iovec* parts, int n, size_t* moved) {
   return *moved != 0 ? IoResult::kMoved : IoResult::kBlocked;
 }
 
+// Hands a big send to the sender's thread and reports later what it has sent. The caller
+// asks again from the first byte not reported, so nothing of it moves meanwhile.
+IoResult Stream::send_offloaded(const iovec* parts, int n, size_t* moved, bool* taken) {
+  *taken = true;
+  if (sender_->serves(this)) {
+    int error = 0;
+    bool busy = false;
+    *moved = sender_->collect(&error, &busy);
+    if (*moved > 0) return IoResult::kMoved;
+    if (error != 0) return failed(error);
+    if (busy) return IoResult::kBlocked;
+  }
+  size_t total = 0;
+  for (int i = 0; i < n; ++i) total += parts[i].iov_len;
+  if (total >= kOffloadBytes && sender_->begin(this, rails_.front()->fd, parts, n)) {
+    return IoResult::kBlocked;
+  }
+  *taken = false;
+  return IoResult::kBlocked;
+}
+
 IoResult Stream::send_plain(const iovec* parts, int n, size_t* moved) {
   Rail& rail = *rails_.front();
+  if (sender_ != nullptr) {
+    bool taken = false;
+    IoResult result = send_offloaded(parts, n, moved, &taken);
+    if (taken) return result;
+  }
   if (!rail.writable) return IoResult::kBlocked;
   ssize_t sent;
-  if (n == 1) {
-    sent = ::send(rail.fd, parts[0].iov_base, parts[0].iov_len, kSendFlags);
-  } else {
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(parts);
-    message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(n);
-    sent = sendmsg(rail.fd, &message, kSendFlags);
-  }
+  do {
+    if (n == 1) {
+      sent = ::send(rail.fd, parts[0].iov_base, parts[0].iov_len, kSendFlags);
+    } else {
+      msghdr message{};
+      message.msg_iov = const_cast<iovec*>(parts);
+      message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(n);
+      sent = sendmsg(rail.fd, &message, kSendFlags);
+    }
+  } while (sent < 0 && errno == EINTR);
+  short_of_buffers_ = sent < 0 && errno == ENOBUFS;
   if (sent > 0) {
     *moved = static_cast<size_t>(sent);
     return IoResult::kMoved;
   }
-  if (sent < 0 && errno == EINTR) return IoResult::kBlocked;
   if (sent < 0 && not_now(errno)) {
-    rail.writable = errno == ENOBUFS;  // no event follows ENOBUFS: try again
+    rail.writable = short_of_buffers_;
     return IoResult::kBlocked;
   }
   return failed(sent < 0 ? errno : EPIPE);
@@ -129,10 +159,11 @@ IoResult Stream::push(Rail& rail) {
     if (!rail.writable) return IoResult::kBlocked;
     ssize_t sent =
         ::send(rail.fd, rail.buffer.get() + rail.moved, rail.filled - rail.moved, kSendFlags);
+    short_of_buffers_ = sent < 0 && errno == ENOBUFS;
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (!not_now(errno)) return failed(errno);
-      rail.writable = errno == ENOBUFS;
+      rail.writable = short_of_buffers_;
       return IoResult::kBlocked;
     }
     rail.moved += static_cast<size_t>(sent);
@@ -166,6 +197,7 @@ IoResult Stream::receive(iovec* parts, int n, size_t* moved) {
   size_t part = 0;
   size_t within = 0;
   IoResult worst = IoResult::kBlocked;
+  size_t ended = 0;
   for (bool again = true; again && part < static_cast<size_t>(n);) {
     again = false;
     for (auto& rail : rails_) {
@@ -196,24 +228,24 @@ IoResult Stream::receive(iovec* parts, int n, size_t* moved) {
       }
     }
   }
-  return *moved != 0 ? IoResult::kMoved : worst;
+  if (*moved != 0) return IoResult::kMoved;
+  for (auto& rail : rails_) ended += rail->ended;
+  // Rails end one by one, in no order: until the last has, bytes may still arrive.
+  return ended == rails_.size() ? failed(0) : worst;
 }
 
 IoResult Stream::receive_plain(iovec* parts, int n, size_t* moved) {
   Rail& rail = *rails_.front();
   if (!rail.readable) return IoResult::kBlocked;
   ssize_t got;
-  if (n == 1) {
-    got = recv(rail.fd, parts[0].iov_base, parts[0].iov_len, 0);
-  } else {
-    got = readv(rail.fd, parts, n);
-  }
+  do {  // an interrupted call is made again: no event would follow it
+    got = n == 1 ? recv(rail.fd, parts[0].iov_base, parts[0].iov_len, 0) : readv(rail.fd, parts, n);
+  } while (got < 0 && errno == EINTR);
   if (got > 0) {
     *moved = static_cast<size_t>(got);
     return IoResult::kMoved;
   }
   if (got == 0) return failed(0);
-  if (errno == EINTR) return IoResult::kBlocked;
   if (not_now(errno)) {
     rail.readable = false;
     return IoResult::kBlocked;
@@ -234,8 +266,12 @@ IoResult Stream::pull(Rail& rail, bool* whole) {
       *whole = true;
       return IoResult::kMoved;
     }
-    if (!rail.readable) return IoResult::kBlocked;
+    if (!rail.readable || rail.ended) return IoResult::kBlocked;
     ssize_t got = recv(rail.fd, rail.buffer.get() + rail.filled, want - rail.filled, 0);
+    if (got == 0 && rail.filled == 0) {
+      rail.ended = true;
+      return IoResult::kBlocked;
+    }
     if (got == 0) return failed(0);
     if (got < 0) {
       if (errno == EINTR) continue;

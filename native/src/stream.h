@@ -15,10 +15,13 @@
 #include <vector>
 
 #include "poller.h"
+#include "sender.h"
 
 namespace mccl {
 
 inline constexpr size_t kPieceBytes = 256 * 1024;  // fits in L2 twice
+
+inline constexpr size_t kOffloadPieceBytes = 1024 * 1024;  // handed to the sender at once
 
 enum class IoResult { kMoved, kBlocked, kClosed, kFailed, kCorrupt };
 
@@ -35,6 +38,7 @@ struct Rail {
   int fd = -1;
   bool readable = true;
   bool writable = true;
+  bool ended = false;  // the sender closed it after its last frame
   // Framed only: the frame being sent or received, header first.
   std::unique_ptr<char[]> buffer;
   size_t filled = 0;  // bytes of the frame in the buffer
@@ -50,6 +54,9 @@ class Stream {
 
   // Owns the descriptors from here. False: the poller refused.
   bool open(const int32_t* fds, uint32_t n, bool checksum, Poller* poller);
+  // Big plain sends may go through `sender` from now on.
+  void offload(Sender* sender) { sender_ = sender; }
+  bool offloads() const { return sender_ != nullptr && !framed_; }
   bool is_open() const { return !rails_.empty(); }
   void shut();  // ends the connection for both sides; descriptors stay until destruction
 
@@ -58,6 +65,8 @@ class Stream {
   IoResult receive(iovec* parts, int n, size_t* moved);
   // Framed streams hold accepted bytes back; true when nothing is held.
   bool flushed() const;
+  // The system ran out of socket memory (macOS): no event will say when to try again.
+  bool short_of_buffers() const { return short_of_buffers_; }
   IoResult flush();
 
   int error() const { return error_; }
@@ -65,6 +74,7 @@ class Stream {
 
  private:
   IoResult send_plain(const iovec* parts, int n, size_t* moved);
+  IoResult send_offloaded(const iovec* parts, int n, size_t* moved, bool* taken);
   IoResult receive_plain(iovec* parts, int n, size_t* moved);
   IoResult push(Rail& rail);
   IoResult pull(Rail& rail, bool* whole);
@@ -72,8 +82,10 @@ class Stream {
 
   std::vector<std::unique_ptr<Rail>> rails_;
   Poller* poller_ = nullptr;
+  Sender* sender_ = nullptr;
   bool framed_ = false;
   bool checksum_ = false;
+  bool short_of_buffers_ = false;
   uint64_t offset_ = 0;  // payload bytes accepted, or delivered
   int error_ = 0;
 };

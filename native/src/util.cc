@@ -1,5 +1,9 @@
 #include "util.h"
 
+#include <pthread.h>
+#include <signal.h>
+
+#include <thread>
 #include <utility>
 
 #include "mccl.h"
@@ -12,6 +16,15 @@ thread_local std::string last_error_text;
 
 void set_last_error(std::string text) { last_error_text = std::move(text); }
 const char* last_error() { return last_error_text.c_str(); }
+
+void start_thread(std::function<void()> body) {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  std::thread(std::move(body)).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
 
 const char* collective_name(uint32_t collective) {
   static const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",

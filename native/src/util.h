@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace mccl {
@@ -22,6 +23,9 @@ inline int64_t wall_us() { return clock_us(CLOCK_REALTIME); }
 // What mccl_last_error returns to this thread; returns `status` for `return invalid(...)`.
 void set_last_error(std::string text);
 const char* last_error();
+
+// A detached thread that gets no signals: Ctrl-C is the main thread's.
+void start_thread(std::function<void()> body);
 
 const char* collective_name(uint32_t collective);
 const char* dtype_name(uint32_t dtype);

@@ -89,6 +89,16 @@ def parse_boolean(text: str) -> bool:
     return word in _TRUE
 
 
+def parse_optional_boolean(text: str) -> bool | None:
+    """A boolean, or None for ``auto``."""
+    if text.strip().lower() == "auto":
+        return None
+    try:
+        return parse_boolean(text)
+    except ValueError as error:
+        raise ValueError(f"auto, or {error}") from None
+
+
 def parse_interfaces(text: str) -> InterfaceRule:
     found = re.fullmatch(r"(\^?)(=?)([^\^=]+)", text.strip())
     names = tuple(name.strip() for name in found[3].split(",")) if found else ()

@@ -149,6 +149,14 @@ class Config:
         "Microseconds to poll before blocking while traffic is expected. 0: block at once.",
         section="Collectives",
     )
+    send_thread: bool | None = _setting(
+        None,
+        "MCCL_SEND_THREAD",
+        _values.parse_optional_boolean,
+        "Big sends on a thread of their own: `1`, `0`, or `auto` (where each rank of this host "
+        "has four cores or more).",
+        section="Collectives",
+    )
 
     # Failure and safety
     peer_timeout: float = _setting(

@@ -133,6 +133,7 @@ class Communicator:
             yield_spin=_crowded(),
             checksum=self.config.checksum,
             record_capacity=self.config.record_size,
+            send_thread=_roomy() if self.config.send_thread is None else self.config.send_thread,
         )
         if self._rendezvous is not None:
             try:
@@ -473,6 +474,12 @@ def _log_interface(line: str) -> None:
     if line not in _logged:
         _logged.add(line)
         logger.info("%s", line)
+
+
+def _roomy() -> bool:
+    """Cores to spare for a second engine thread: four for each rank of this host."""
+    local_ranks = Launch.from_env().local_world_size or 1
+    return (os.cpu_count() or 1) >= 4 * local_ranks
 
 
 def _crowded() -> bool:

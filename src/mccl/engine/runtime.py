@@ -236,6 +236,7 @@ class NativeComm:
         yield_spin: bool,
         checksum: bool,
         record_capacity: int,
+        send_thread: bool = False,
     ) -> None:
         self._handle: int | None = None
         self._library = native_library()
@@ -250,6 +251,7 @@ class NativeComm:
             yield_spin=int(yield_spin),
             checksum=int(checksum),
             record_capacity=record_capacity,
+            send_thread=int(send_thread),
             name=name.encode()[:63],
         )
         self._handle = self._library.mccl_comm_create(ctypes.byref(config))

@@ -130,7 +130,7 @@ class CCommConfig(ctypes.Structure):
         ("yield_spin", ctypes.c_uint32),
         ("checksum", ctypes.c_uint32),
         ("record_capacity", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("send_thread", ctypes.c_uint32),
         ("name", ctypes.c_char * 64),
     )
 
