@@ -87,7 +87,7 @@ def native_library() -> ctypes.CDLL:
     if not path.exists():
         raise ImportError(
             f"mccl's native library is not at {path}; the package was not built. "
-            "In a checkout run `make native`; otherwise reinstall: pip install --force-reinstall mccl"
+            "In a checkout run `make native`; otherwise: pip install --force-reinstall mccl"
         )
     library = ctypes.CDLL(str(path))
     library.mccl_abi_version.restype = ctypes.c_int

@@ -156,9 +156,9 @@ class Call:
             handle = ctypes.c_void_p()
             ready = (desc, buffers, ctypes.byref(desc), handle, ctypes.byref(handle))
             self._slots.ready = ready
-        found: tuple[
-            COpDesc, ctypes.Array[ctypes.c_void_p], object, ctypes.c_void_p, object
-        ] = ready
+        found: tuple[COpDesc, ctypes.Array[ctypes.c_void_p], object, ctypes.c_void_p, object] = (
+            ready
+        )
         return found
 
 
@@ -290,10 +290,8 @@ class NativeComm:
         With ``sync`` returns None when it is complete. Raises EngineBroken.
         """
         desc, buffers, reference, handle, handle_reference = call.descriptor()
-        index = 0
-        for pointer in pointers:
+        for index, pointer in enumerate(pointers):
             buffers[index] = pointer
-            index += 1
         desc.timeout_us = timeout_us
         desc.tag = tag
         desc.flags = _SYNC if sync else 0
