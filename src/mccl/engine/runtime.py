@@ -66,7 +66,7 @@ class NativePlan:
         self.handle: int | None = None
         library = native_library()
         self._destroy = library.mccl_plan_destroy
-        deps = [(dep.step, int(dep.kind)) for step in plan.steps for dep in step.deps]
+        deps = [CDep(dep.step, int(dep.kind)) for step in plan.steps for dep in step.deps]
         steps = (CStep * max(len(plan.steps), 1))()
         first = 0
         for c_step, step in zip(steps, plan.steps, strict=False):
@@ -82,7 +82,7 @@ class NativePlan:
             first += len(step.deps)
         c_deps = (CDep * max(len(deps), 1))(*deps)
         scratch = (CScratch * max(len(plan.scratch), 1))(
-            *[(item.count, int(item.accumulate), 0) for item in plan.scratch]
+            *[CScratch(item.count, int(item.accumulate), 0) for item in plan.scratch]
         )
         self.handle = library.mccl_plan_create(
             plan.world,
@@ -314,7 +314,7 @@ class NativeComm:
         desc.produced_value = gate.produced_value
         desc.consumed_value = gate.consumed_value
         pieces = (CPiece * max(len(gate.pieces), 1))(
-            *[(p.offset, p.count, p.produced_value, p.consumed_value) for p in gate.pieces]
+            *[CPiece(p.offset, p.count, p.produced_value, p.consumed_value) for p in gate.pieces]
         )
         desc.pieces = ctypes.addressof(pieces) if gate.pieces else None
         desc.n_pieces = len(gate.pieces)
@@ -415,7 +415,7 @@ class NativeComm:
         """Counters since creation or the last reset."""
         stats = CStats()
         self._check(self._library.mccl_comm_get_stats(self._handle, ctypes.byref(stats)))
-        return Stats(*[getattr(stats, name) for name, _ in CStats._fields_])
+        return Stats(*[getattr(stats, field[0]) for field in CStats._fields_])
 
     def reset_stats(self) -> None:
         """Set all counters to zero."""
@@ -425,7 +425,7 @@ class NativeComm:
         """The newest ``capacity`` entries of the flight recorder, oldest first."""
         array = (CRecord * max(capacity, 1))()
         count = self._library.mccl_comm_get_records(self._handle, array, capacity)
-        names = [name for name, _ in CRecord._fields_]
+        names = [field[0] for field in CRecord._fields_]
         return [Record(*[getattr(array[i], name) for name in names]) for i in range(count)]
 
     def peer(self, peer: int) -> PeerState:
