@@ -105,7 +105,8 @@ def _outcomes(
 ) -> dict[str, Outcome]:
     try:
         out, errors = process.communicate(timeout=max(1.0, limit - time.monotonic()))
-        end = f"exit status {process.returncode}: {errors.strip()[-400:]}"
+        last = errors.strip().rpartition("\n")[2]
+        end = f"the rank ended with status {process.returncode}: {last[-300:]}"
     except subprocess.TimeoutExpired:
         process.kill()
         out, _ = process.communicate()

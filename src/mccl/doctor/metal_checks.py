@@ -7,7 +7,7 @@ hold. Checks run on all ranks together, in the same order.
 from __future__ import annotations
 
 import ctypes
-import sys
+import platform
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -144,7 +144,8 @@ def backward(judge: Judge) -> str:
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.3, gradient_as_bucket_view=True)
     for step in range(5):
         if step == 3:
-            ddp.register_comm_hook(None, _halve_twice)
+            # torch checks annotations by identity, so the hook it sees has none.
+            ddp.register_comm_hook(None, lambda state, bucket: _scaling_hook(bucket))
         ddp.zero_grad(set_to_none=False)
         ddp(x).square().mean().backward()
         for parameter, host in zip(net.parameters(), expected, strict=True):
@@ -153,15 +154,17 @@ def backward(judge: Judge) -> str:
     return "5 steps, 2 of them with a communication hook"
 
 
-def _halve_twice(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A hook that works on the device after the sum; exact, for it scales by powers of two."""
+def _scaling_hook(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Works on the device before and after the sum; exact, for it scales by powers of two."""
     tensor = bucket.buffer().mul_(4.0)
     future = dist.all_reduce(tensor, async_op=True).get_future()
 
     def scale(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        return done.value()[0].mul_(0.25 / dist.get_world_size())
+        result: torch.Tensor = done.value()[0].mul_(0.25 / dist.get_world_size())
+        return result
 
-    return future.then(scale)
+    chained: torch.futures.Future[torch.Tensor] = future.then(scale)
+    return chained
 
 
 def second_thread(judge: Judge) -> str:
@@ -229,7 +232,7 @@ def native_add(n: int = 1 << 22) -> Callable[[], int]:
 
 def accelerate_add(n: int = 1 << 22) -> Callable[[], int] | None:
     """The same by vDSP_vadd; None where there is no Accelerate."""
-    if sys.platform != "darwin":
+    if platform.system() != "Darwin":
         return None
     library = ctypes.CDLL("/System/Library/Frameworks/Accelerate.framework/Accelerate")
     function = library.vDSP_vadd

@@ -136,32 +136,3 @@ def plain_copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     copy.copy_(tensor)
     return copy
-
-
-def inside_backward() -> bool:
-    """Whether this thread is running a node of a backward pass: its callbacks are to come."""
-    return bool(torch._C._current_graph_task_id() != -1) and _running_node()
-
-
-def ending_backward() -> bool:
-    """Whether this thread runs the callbacks at the end of a backward pass.
-
-    A collective issued there (by a communication hook that chains several, or by DDP's first
-    step with a static graph) must complete its future before the callback returns: what waits
-    on it may be queued already, and anything queued now would run after that.
-    """
-    return bool(torch._C._current_graph_task_id() != -1) and not _running_node()
-
-
-def _running_node() -> bool:
-    return torch._C._current_autograd_node() is not None
-
-
-def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Run ``callback`` on the backward thread after the graph, in queueing order.
-
-    DDP queues its own finalisation later than the collectives it follows, so a callback
-    queued from inside a collective runs before the reducer waits; what it raises, backward
-    raises, with its type.
-    """
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[no-untyped-call, attr-defined]

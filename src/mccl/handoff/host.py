@@ -12,13 +12,11 @@ from typing import Any
 import torch
 
 from mccl.engine import EngineBroken, Gate, Operation
+from mccl.handoff.backward import backward_future, ending_backward, inside_backward
 from mccl.handoff.base import (
     Handoff,
     Translate,
-    at_end_of_backward,
     check_lendable,
-    ending_backward,
-    inside_backward,
     is_plain,
     plain_copy,
 )
@@ -81,19 +79,22 @@ class HostLease:
         the next bucket), and a failure is raised by backward itself: a Python future cannot
         carry an exception into C++, where DDP's reducer waits.
         """
+        if ending_backward() or inside_backward():
+            return backward_future(lambda future: self._complete(future, value))
         loan = self._loan
-        if ending_backward():
-            late = BackwardFuture(loan, value)
-            late.finish()
-            return late
-        if inside_backward():
-            early = BackwardFuture(loan, value)
-            at_end_of_backward(early.finish)
-            return early
         future: torch.futures.Future[Any] = torch.futures.Future()
         loan.add_future(future, value)
         self._completion.watch(loan)
         return future
+
+    def _complete(self, future: torch.futures.Future[Any], value: Any) -> None:
+        try:
+            self._loan.block(-1)
+        except EngineBroken:
+            self._loan.deliver(future, value)
+            self._loan.raise_for_user()
+        else:
+            self._loan.deliver(future, value)
 
     def is_completed(self) -> bool:
         """See ``Lease.is_completed``."""
@@ -103,34 +104,6 @@ class HostLease:
         # B1: the engine may still read and write the tensors of a dropped lease.
         if self._loan.op is not None:
             self._completion.watch(self._loan)
-
-
-class BackwardFuture(torch.futures.Future[Any]):
-    """A future that completes at the end of the backward pass, or when Python waits on it."""
-
-    def __init__(self, loan: HostLoan, value: Any) -> None:
-        super().__init__()
-        self._loan = loan
-        self._value = value
-        self._finished = False
-
-    def wait(self) -> Any:
-        """Finish first: who waits before the end of the backward pass would wait for ever."""
-        self.finish()
-        return super().wait()
-
-    def finish(self) -> None:
-        """Block until the operation is over and complete; raises its failure."""
-        if self._finished:
-            return
-        self._finished = True
-        try:
-            self._loan.block(-1)
-        except EngineBroken:
-            self._loan.deliver(self, self._value)
-            self._loan.raise_for_user()
-        else:
-            self._loan.deliver(self, self._value)
 
 
 class HostHandoff(Handoff):

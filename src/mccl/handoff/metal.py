@@ -30,12 +30,11 @@ import torch
 
 from mccl.engine import Gate, Operation, native_library
 from mccl.errors import UsageError
+from mccl.handoff.backward import backward_future, ending_backward, inside_backward
 from mccl.handoff.base import (
     Handoff,
     Translate,
-    at_end_of_backward,
     check_lendable,
-    inside_backward,
 )
 from mccl.handoff.completion import CompletionQueue, shared_queue
 from mccl.handoff.lanes import Lane, Lanes
@@ -180,11 +179,10 @@ class MetalLease:
 
     def future(self, value: Any) -> torch.futures.Future[Any]:
         """See ``Lease.future``."""
+        if inside_backward() or ending_backward():
+            return backward_future(lambda future: self._finish_backward(future, value))
         future: torch.futures.Future[Any] = torch.futures.Future()
-        if inside_backward():
-            at_end_of_backward(lambda: self._finish_backward(future, value))
-        else:
-            self._complete(future, value)
+        self._complete(future, value)
         return future
 
     def _complete(self, future: torch.futures.Future[Any], value: Any) -> None:

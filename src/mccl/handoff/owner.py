@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mccl.errors import UsageError
-from mccl.handoff.base import ending_backward, inside_backward
+from mccl.handoff.backward import ending_backward, inside_backward
 
 
 class StreamOwner:
