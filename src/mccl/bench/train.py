@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -250,6 +251,7 @@ def print_record(record: Record) -> None:
         compute = record.one(COMPUTE, ranks=case.labels["ranks"])
         exposed = case.median - compute.median if compute else float("nan")
         low, high = case.spread
+        share = efficiency(record, case)
         rows.append(
             [
                 f"{case.series}, {case.labels['ranks']} ranks",
@@ -257,7 +259,7 @@ def print_record(record: Record) -> None:
                 f"{format_seconds(low)}..{format_seconds(high)}",
                 format_seconds(max(0.0, exposed)),
                 f"{throughput(case):.1f}",
-                f"{100 * efficiency(record, case):.1f}%",
+                "-" if math.isnan(share) else f"{100 * share:.1f}%",
             ]
         )
     header = ["", "step", "spread", "exposed comm.", "samples/s", "of linear"]
