@@ -62,6 +62,7 @@ def test_a_failure_raises_and_does_not_hang_the_gpu(
     op.finish(Status.BROKEN)
     standin.c_synchronize()  # would abort after 30 s if the ticket stayed low
     assert lease.is_completed()
+    assert isinstance(lease.failure(), EngineBroken)
     with pytest.raises(EngineBroken):
         lease.wait()
     with pytest.raises(UsageError, match="rank 1 died"):

@@ -79,6 +79,12 @@ class Lease(Protocol):
     def is_completed(self) -> bool:
         """Whether the engine is done with the tensors, successfully or not. Never blocks."""
 
+    def failure(self) -> Exception | None:
+        """What the engine reported; None while it works and when it succeeded.
+
+        Never blocks and touches no stream, so any thread may ask.
+        """
+
 
 class Handoff(ABC):
     """Lends the memory of one kind of device to the engine."""

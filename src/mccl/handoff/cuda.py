@@ -212,6 +212,11 @@ class StreamLease:
             return False
         return self._done is None or self._handoff.streams.reached(self._done)
 
+    def failure(self) -> Exception | None:
+        """See ``Lease.failure``."""
+        self._loan.settle()
+        return self._loan.error
+
     def __del__(self) -> None:
         self._loan.copied_out(self._done)
 

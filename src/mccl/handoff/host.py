@@ -100,6 +100,11 @@ class HostLease:
         """See ``Lease.is_completed``."""
         return self._loan.settle()
 
+    def failure(self) -> Exception | None:
+        """See ``Lease.failure``."""
+        self._loan.settle()
+        return self._loan.error
+
     def __del__(self) -> None:
         # B1: the engine may still read and write the tensors of a dropped lease.
         if self._loan.op is not None:

@@ -204,6 +204,11 @@ class MetalLease:
         """See ``Lease.is_completed``."""
         return self._loan.settle()
 
+    def failure(self) -> Exception | None:
+        """See ``Lease.failure``."""
+        self._loan.settle()
+        return self._loan.error
+
     def __del__(self) -> None:
         # May run on any thread, so it encodes nothing; the completion thread holds the loan
         # until the engine is done.

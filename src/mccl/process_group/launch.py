@@ -109,7 +109,12 @@ class Launcher:
         self.sequence += 1
         try:
             operation = self.native.submit(
-                prepared.call, pointers, sync=sync, timeout_us=limit, gate=lease.gate
+                prepared.call,
+                pointers,
+                # On a GPU the stream waits (lease.wait), not this thread.
+                sync=sync and lease.gate is None,
+                timeout_us=limit,
+                gate=lease.gate,
             )
             lease.issued(operation)
             if sync:

@@ -134,15 +134,8 @@ class LeasedWork(dist.Work):
 
     def exception(self) -> Exception | None:
         """What went wrong; None while the operation runs and when it succeeded."""
-        if not self._lease.is_completed():
-            return None
-        try:
-            self._lease.wait(0)
-        except EngineBroken as broken:
-            return self._failure(broken)
-        except WaitTimeout:
-            return None
-        return None
+        cause = self._lease.failure()
+        return None if cause is None else self._failure(cause)
 
     def result(self) -> list[torch.Tensor]:
         """The output tensors."""
