@@ -95,10 +95,14 @@ def test_bursts_are_exact(devices: list[Device]) -> None:
     on_both(devices, burst)
 
 
-def test_a_late_receive_holds_nothing_back(engine: FakeEngine) -> None:
+def test_late_messages_hold_nothing_back(engine: FakeEngine) -> None:
     streams = FakeStreams(1)
     handoff = StreamHandoff(streams, completion=engine.queue)
-    got, reduced = torch.zeros(4), torch.ones(4)
+    got, sent, reduced = torch.zeros(4), torch.zeros(4), torch.ones(4)
+    send = handoff.lease([sent], [])
+    send_op = engine.operation()
+    send.issued(send_op)
+    send.wait()
     receive = handoff.lease([], [got])
     receive_op = engine.operation()
     receive.issued(receive_op)
@@ -110,6 +114,9 @@ def test_a_late_receive_holds_nothing_back(engine: FakeEngine) -> None:
     streams.synchronize(streams.compute)
     assert lease.is_completed()
     assert not receive.is_completed()
+    assert not send.is_completed()
+    finish(send, send_op)
+    assert send.is_completed()
     finish(receive, receive_op)
     receive.wait()
     streams.synchronize(streams.compute)

@@ -12,9 +12,9 @@ A buffer of several pieces writes its word a piece, so that the copy in, the net
 the copy out of one bucket overlap. Buckets overlap each other too: a new call takes other
 pinned buffers, and one in-stream and one out-stream keep them in issue order.
 
-What must not sit on the out-stream is a receive: it ends when its sender likes, and
-would hold back results of calls issued after it. Its copy out is issued by ``wait``, on
-the stream that waits.
+What must not sit on the out-stream is a message: it ends when its peer likes, and would
+hold back results of calls issued after it. A receive's copy out is issued by ``wait``, on
+the stream that waits; a send has none.
 
 Few streams are used on purpose: the hardware has few channels, and a stream that waits for
 a word can hold back another one that shares its channel.
@@ -141,12 +141,16 @@ class StreamLease:
         self._done: Any = None
 
     def issued(self, op: Operation | None) -> None:
-        """See ``Lease.issued``. Issues the copies out, unless this is a receive."""
+        """See ``Lease.issued``. Issues the copies out, unless this is a message."""
         loan = self._loan
         loan.op = op
         loan.issued = True
-        if self._consumed is not None and any(part.is_input for part in loan.parts):
-            self._copy_out(self._handoff.out_stream)
+        handoff = self._handoff
+        if not any(part.is_output for part in loan.parts):
+            # A send is over for the device once it is copied in.
+            self._copied(handoff.in_stream)
+        elif self._consumed is not None and any(part.is_input for part in loan.parts):
+            self._copy_out(handoff.out_stream)
         if op is None:
             loan.settle()
         else:
@@ -184,9 +188,10 @@ class StreamLease:
             else:
                 self._await_word(stream, self._cuts[-1].consumed)
                 streams.copy(stream, part.tensor, part.image)
-        if not any(part.is_output for part in self._loan.parts):
-            self._await_word(stream, self._cuts[-1].consumed)
-        self._done = streams.record(stream)
+        self._copied(stream)
+
+    def _copied(self, stream: Any) -> None:
+        self._done = self._handoff.streams.record(stream)
         self._loan.copied_out(self._done)
 
     def _await_word(self, stream: Any, value: int) -> None:
