@@ -235,6 +235,7 @@ bool Engine::send_step(Lane* lane, Op* op, uint32_t index, uint64_t limit, size_
   state.done = state.bytes / wire_size;
   if (src_dtype != op->wire_dtype) lane->scratch_begin += body;
   *budget -= std::min(*budget, body);
+  if (body > 0 && !op->pieces.empty()) after_progress(op);
   return true;
 }
 
