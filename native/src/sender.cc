@@ -18,6 +18,9 @@ constexpr int kSendFlags = 0;
 #endif
 constexpr size_t kBite = 256 * 1024;  // between reports
 constexpr int kPollMs = 50;
+// A ring hands over the next piece within this while it is under way; going to sleep and being
+// woken for each would cost more than the send.
+constexpr int64_t kSpinUs = 100;
 
 }  // namespace
 
@@ -55,7 +58,7 @@ void Sender::release(const void* owner) {
   if (owner_ != owner) return;
   std::unique_lock<std::mutex> lock(mutex_);
   cancelled_ = true;
-  changed_.wait(lock, [this] { return !active_; });
+  changed_.wait(lock, [this] { return !active_.load(); });
   owner_ = nullptr;
 }
 
@@ -88,12 +91,18 @@ bool Sender::send_some() {
   return !over;
 }
 
+void Sender::await_task() {
+  int64_t begun = now_us();
+  for (int tries = 0; !active_.load(std::memory_order_acquire); ++tries) {
+    if (tries % 64 == 0 && now_us() - begun > kSpinUs) break;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return active_.load(); });
+}
+
 void Sender::run() {
   for (;;) {
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return active_; });
-    }
+    await_task();
     for (bool more = true; more;) {
       more = send_some();
       poller_->wake();

@@ -11,6 +11,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +21,7 @@
 
 namespace mccl {
 
-inline constexpr size_t kOffloadBytes = 128 * 1024;  // smaller sends are not worth the handover
+inline constexpr size_t kOffloadBytes = 64 * 1024;  // smaller sends are not worth the handover
 
 class Sender {
  public:
@@ -37,6 +38,7 @@ class Sender {
 
  private:
   void run();
+  void await_task();
   bool send_some();
 
   Poller* poller_;
@@ -45,7 +47,7 @@ class Sender {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool active_ = false;
+  std::atomic<bool> active_{false};
   bool cancelled_ = false;
   int fd_ = -1;
   std::array<iovec, 2> parts_{};

@@ -154,7 +154,7 @@ class Config:
         "MCCL_SEND_THREAD",
         _values.parse_optional_boolean,
         "Big sends on a thread of their own: `1`, `0`, or `auto` (where each rank of this host "
-        "has four cores or more).",
+        "has two cores or more).",
         section="Collectives",
     )
 

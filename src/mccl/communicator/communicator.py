@@ -477,9 +477,9 @@ def _log_interface(line: str) -> None:
 
 
 def _roomy() -> bool:
-    """Cores to spare for a second engine thread: four for each rank of this host."""
+    """Cores to spare for a second engine thread: two or more for each rank of this host."""
     local_ranks = Launch.from_env().local_world_size or 1
-    return (os.cpu_count() or 1) >= 4 * local_ranks
+    return (os.cpu_count() or 1) >= 2 * local_ranks
 
 
 def _crowded() -> bool:
