@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from tests.conformance.runs import run
-from tests.conformance.table import counts, markdown, worse
+from tests.conformance.table import markdown, worse
 
 
 def main() -> int:
@@ -21,13 +22,15 @@ def main() -> int:
     parser.add_argument("--test-seconds", type=int, default=60, help="limit of one test")
     parser.add_argument("--write", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
-    results = {}
-    for backend in arguments.backends.split(","):
-        print(f"{backend} ...", flush=True)
-        results[backend] = run(
-            backend, arguments.world_size, arguments.select, arguments.test_seconds
-        )
-        print(f"{backend}: {counts(results[backend])}", flush=True)
+    backends = arguments.backends.split(",")
+    with ThreadPoolExecutor(len(backends)) as pool:
+        running = {
+            backend: pool.submit(
+                run, backend, arguments.world_size, arguments.select, arguments.test_seconds
+            )
+            for backend in backends
+        }
+        results = {backend: future.result() for backend, future in running.items()}
     title = f"DistributedTest, torch {torch.__version__}, {arguments.world_size} ranks, CPU"
     table = markdown(results, title)
     print(table)

@@ -14,7 +14,13 @@ def rewritten(backend: str) -> str:
     if spec is None or spec.origin is None:
         raise FileNotFoundError(f"the installed torch does not ship {SOURCE}")
     text = Path(spec.origin).read_text(encoding="utf-8")
-    return text if backend == "gloo" else text.replace('"gloo"', f'"{backend}"')
+    if backend == "gloo":
+        return text
+    # torch's own front end refuses monitored_barrier for every backend but Gloo.
+    text = text.replace("dist.monitored_barrier(", "__import__('mccl').monitored_barrier(")
+    text = text.replace('"gloo"', f'"{backend}"')
+    # DDP's logger (C++) has fields of Gloo's own settings, and fills them for Gloo alone.
+    return text.replace(f'"backend_name") == "{backend}"', '"backend_name") == "gloo"')
 
 
 def write(folder: Path, backend: str) -> None:

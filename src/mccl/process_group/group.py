@@ -83,10 +83,14 @@ class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup)
         )
 
     def monitored_barrier(
-        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
         """See ``mccl.monitored_barrier``."""
-        self._monitored.run(self._options._timeout if timeout is None else timeout, wait_all_ranks)
+        if timeout is None:
+            timeout = self._options._timeout
+        elif not isinstance(timeout, timedelta):
+            timeout = timedelta(seconds=timeout)
+        self._monitored.run(timeout, wait_all_ranks)
 
     def split_group(
         self,

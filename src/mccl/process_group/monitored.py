@@ -63,7 +63,8 @@ class MonitoredBarrier:
         self._store.set(f"{number}/verdict", _FAILED + text)
         others = "" if len(shown) == len(ranks) else f" (missing in all: {ranks})"
         raise CollectiveTimeoutError(
-            f"[rank {self._global_ranks[0]}] {text}{others}; look at what those ranks are doing",
+            f"[rank {self._global_ranks[0]}] Rank {self._global_ranks[0]} timed out in "
+            f"monitoredBarrier: {text}{others}; look at what those ranks are doing",
             rank=self._global_ranks[0],
             peer=ranks[0],
             collective="monitored_barrier",
@@ -98,9 +99,11 @@ class MonitoredBarrier:
         left = max(deadline - time.monotonic(), 0.001)
         try:
             self._store.wait([key], timedelta(seconds=left))
-        except dist.DistStoreError:
-            return bool(self._store.check([key]))
-        except (dist.DistNetworkError, RuntimeError) as error:
+        except RuntimeError as error:  # each kind of store has its own class for "not in time"
+            if self._store.check([key]):
+                return True
+            if isinstance(error, dist.DistStoreError) or time.monotonic() >= deadline:
+                return False
             raise StoreError(
                 f"monitored_barrier: the store does not answer ({error}); is the process that "
                 "hosts it (usually rank 0) still running?"
@@ -110,14 +113,15 @@ class MonitoredBarrier:
 
 def monitored_barrier(
     group: dist.ProcessGroup | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
     """Like ``torch.distributed.monitored_barrier``, which refuses every backend but Gloo.
 
-    Blocks until all ranks of ``group`` (default: all) have called it, or ``timeout`` (default:
-    the group's) passes. Then rank 0 raises ``CollectiveTimeoutError`` naming the first missing
-    rank, or every one with ``wait_all_ranks``, and the other ranks raise ``RemoteError``.
+    Blocks until all ranks of ``group`` (default: all) have called it, or ``timeout`` (a number
+    is seconds; default: the group's) passes. Then rank 0 raises ``CollectiveTimeoutError``
+    naming the first missing rank, or every one with ``wait_all_ranks``, and the other ranks
+    raise ``RemoteError``.
     """
     target: Any = dist.group.WORLD if group is None else group
     if target == dist.GroupMember.NON_GROUP_MEMBER:
