@@ -1,0 +1,230 @@
+"""The whole model at once, forward and backward, on the device and in float64 on the CPU.
+
+Layer by layer finds who is wrong; this finds whether anything is, also in what no layer shows
+(an interaction, a buffer that is kept too long, an operator that torch does not announce).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mccl.errors import UsageError
+from mccl.numerics.call import CPU, FAILURES, lifted, reference_arguments
+from mccl.numerics.compare import Measure, Thresholds, measure, thresholds_for
+from mccl.numerics.device import Device
+from mccl.numerics.findings import EndToEnd
+from mccl.numerics.judge import ROUNDING_FACTOR, TF32_FACTOR, TF32_STEP
+from mccl.numerics.tape import Tape, TapeMismatchError
+from mccl.numerics.tensors import default_dtype, inexact, leaves, map_leaves, narrow, wide
+
+
+class Widen(TorchFunctionMode):
+    """Casts inside the model go to float64, moves go to the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        def widened(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor) and inexact(leaf) and leaf.dtype != wide(leaf.dtype):
+                return leaf.to(wide(leaf.dtype))
+            return leaf
+
+        values, keywords = reference_arguments(func, args, dict(kwargs or {}))
+        return lifted(func)(*map_leaves(widened, values), **map_leaves(widened, keywords))
+
+
+def widened_model(model: nn.Module) -> nn.Module:
+    """A float64 copy of `model` on the CPU."""
+    return copy.deepcopy(model)._apply(lambda t: t.detach().to(device="cpu", dtype=wide(t.dtype)))
+
+
+def inputs_for(tree: Any, *, real: torch.dtype | None, place: torch.device, grad: bool) -> Any:
+    """Example inputs copied to `place`; `real` None means float64. Floating ones may need grad."""
+
+    def put(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        dtype = wide(leaf.dtype) if real is None else leaf.dtype
+        copied = leaf.detach().to(device=place, dtype=dtype, copy=True)
+        return copied.requires_grad_(leaf.requires_grad or (grad and inexact(leaf)))
+
+    return map_leaves(put, tree)
+
+
+@dataclass
+class Pass:
+    """Outputs, gradients by name and changed buffers of one forward and backward pass."""
+
+    outputs: list[Tensor] = field(default_factory=list)
+    grads: dict[str, Tensor] = field(default_factory=dict)
+
+
+def run_pass(
+    model: nn.Module, inputs: Any, kwargs: Any, *, seed: int, real: torch.dtype, step: float = 0.0
+) -> Pass:
+    """Forward, then backward from seeded normal cotangents rounded to `real`.
+
+    step > 0 multiplies cotangents by 1 ± step.
+    """
+    outputs = [t for t in leaves(model(*inputs, **kwargs)) if inexact(t)]
+    generator = torch.Generator().manual_seed(seed)
+    active, cotangents = [], []
+    for out in outputs:
+        grad = torch.randn(out.shape, generator=generator, dtype=wide(out.dtype))
+        grad = grad.to(narrow(grad.dtype, real)).to(grad.dtype)
+        if step:
+            grad = grad * _signs(grad, step, generator)
+        if out.requires_grad:
+            active.append(out)
+            cotangents.append(grad.to(device=out.device, dtype=out.dtype))
+    if active:
+        torch.autograd.backward(active, cotangents)
+    done = Pass([out.detach().to("cpu", copy=True) for out in outputs])
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            done.grads[name] = parameter.grad.to("cpu")
+            parameter.grad = None
+    for i, tensor in enumerate(leaves((inputs, kwargs))):
+        if tensor.grad is not None:
+            done.grads[f"input[{i}]"] = tensor.grad.to("cpu")
+    done.outputs += [b.detach().to("cpu", copy=True) for b in model.buffers() if inexact(b)]
+    return done
+
+
+def _signs(like: Tensor, step: float, generator: torch.Generator) -> Tensor:
+    signs = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.float64)
+    return 1.0 + step * (2.0 * signs - 1.0)
+
+
+@dataclass
+class Whole:
+    """One model and its example inputs, to be run on both sides."""
+
+    model: nn.Module
+    inputs: Any
+    kwargs: Any
+    device: Device
+    real: torch.dtype
+    seed: int
+    input_grad: bool
+    overrides: Mapping[torch.dtype, Thresholds] | None = None
+
+    def reference(self, tape_mode: Any, step: float = 0.0) -> Pass:
+        """In float64; step > 0 moves parameters, inputs and cotangents by 1 ± step."""
+        model = widened_model(self.model)
+        inputs, kwargs = (
+            inputs_for(tree, real=None, place=CPU, grad=self.input_grad)
+            for tree in (self.inputs, self.kwargs)
+        )
+        if step:
+            generator = torch.Generator().manual_seed(self.seed + 1)
+            with torch.no_grad():
+                for tensor in [*model.parameters(), *leaves((inputs, kwargs))]:
+                    if inexact(tensor):
+                        tensor.mul_(_signs(tensor, step, generator))
+        try:
+            with default_dtype(torch.float64), tape_mode, Widen():
+                return run_pass(model, inputs, kwargs, seed=self.seed, real=self.real, step=step)
+        except FAILURES as error:
+            raise UsageError(
+                f"the model's own backward pass fails in float64 on the CPU: {error}. Mend the "
+                "model, or pass end_to_end=False"
+            ) from error
+
+    def on_device(self, tape: Tape) -> Pass:
+        """On the device, with the reference's random numbers."""
+        place = self.device.torch_device
+        with self.device.active():
+            model = copy.deepcopy(self.model).to(place)
+            inputs, kwargs = (
+                inputs_for(tree, real=self.real, place=place, grad=self.input_grad)
+                for tree in (self.inputs, self.kwargs)
+            )
+            with tape.replay():
+                done = run_pass(model, inputs, kwargs, seed=self.seed, real=self.real)
+            self.device.synchronize()
+        return done
+
+    def compare(self) -> EndToEnd:
+        """Both runs and the verdict."""
+        tape = Tape()
+        reference = self.reference(tape.record())
+        try:
+            actual = self.on_device(tape)
+        except TapeMismatchError as error:
+            return EndToEnd(True, False, explanation=f"random numbers cannot be replayed: {error}")
+        except FAILURES as error:
+            return EndToEnd(False, False, explanation=f"{type(error).__name__}: {error}")
+        outputs = {
+            f"output[{i}]": (x, ref)
+            for i, (x, ref) in enumerate(zip(actual.outputs, reference.outputs, strict=False))
+        }
+        grads = {
+            name: (actual.grads[name], ref)
+            for name, ref in reference.grads.items()
+            if name in actual.grads
+        }
+        lost = [name for name in reference.grads if name not in actual.grads]
+        suspects, worst = [], {}
+        for part, pairs in (("outputs", outputs), ("grads", grads)):
+            worst[part] = ("", Measure(1.0, 0.0, 0.0, 0.0, 0.0))
+            for name, (x, ref) in pairs.items():
+                found = measure(x, ref)
+                if found.kind(thresholds_for(x.dtype, self.overrides)) in _SERIOUS:
+                    suspects.append((part, name, found))
+                elif found.relative >= worst[part][1].relative:
+                    worst[part] = (name, found)
+        guilty, explanation = self._unexplained(suspects, tape, reference)
+        for part, name, found in guilty:
+            if found.relative >= worst[part][1].relative or found.nonfinite:
+                worst[part] = (name, found)
+        if lost:
+            explanation = f"no gradient on the device for {', '.join(lost[:5])}"
+        (_, out), (name, grad) = worst["outputs"], worst["grads"]
+        return EndToEnd(
+            ok=not guilty and not lost,
+            comparable=True,
+            output_cosine=out.cosine,
+            output_error=out.relative,
+            gradient=name,
+            gradient_cosine=grad.cosine,
+            gradient_error=grad.relative,
+            explanation=explanation,
+        )
+
+    def _unexplained(
+        self, suspects: list[tuple[str, str, Measure]], tape: Tape, reference: Pass
+    ) -> tuple[list[tuple[str, str, Measure]], str]:
+        """The suspects that rounding does not explain, and a word on those that it does."""
+        if not suspects:
+            return [], ""
+        step, factor = torch.finfo(self.real).eps / 2, ROUNDING_FACTOR
+        if self.device.reduced_precision() == "TF32":
+            step, factor = TF32_STEP, TF32_FACTOR
+        shaken = self.reference(tape.replay(), step)
+        guilty = []
+        for part, name, found in suspects:
+            if part == "outputs":
+                i = int(name[len("output[") : -1])
+                moved = measure(shaken.outputs[i], reference.outputs[i])
+            else:
+                moved = measure(shaken.grads[name], reference.grads[name])
+            if found.shape or found.nonfinite or found.distance > factor * moved.distance:
+                guilty.append((part, name, found))
+        excused = len(suspects) - len(guilty)
+        text = f"{excused} tensors differ as much as rounding explains" if excused else ""
+        return guilty, text
+
+
+_SERIOUS = {"wrong", "shape", "nonfinite"}
