@@ -36,7 +36,13 @@ def everything() -> list[Record]:
     records = []
     for hosts in (4, 8):
         cases = [sweep_case(s, hosts, n, 0.1) for s in ("mccl", "gloo", "tcp") for n in sizes]
-        settings = {"title": f"{hosts} hosts", "hosts": hosts, "mtu": 1500, "series": ["mccl"]}
+        settings = {
+            "title": f"{hosts} hosts",
+            "hosts": hosts,
+            "rate_bits": 1e8,
+            "mtu": 1500,
+            "series": ["mccl"],
+        }
         records.append(Record("all_reduce", settings, cases))
         ways = [
             Case("mccl", {"way": w, "ranks": hosts}, [[1.0 + i]])
@@ -129,6 +135,7 @@ def test_titles_state_what_is_drawn() -> None:
     assert [source.settings["hosts"] for source in sources] == [4, 8]
     figure = figures.cluster_bandwidth(whole)
     assert "100.0" in figure.axes[1].get_title()
+    assert "raw rate" in figure.axes[0].get_ylabel(), "links of two rates share no unit"
     for axis in figure.axes:
         assert axis.get_xlabel()
         assert axis.get_ylabel()

@@ -66,14 +66,14 @@ def new_figure(columns: int = 1, height: float = 4.4) -> tuple[Any, list[Any]]:
     return figure, axes
 
 
-def _bars(cases: Sequence[Case]) -> list[list[float]]:
-    """Error bars in MB/s below and above each case's bus bandwidth: the spread over rounds."""
+def _bars(cases: Sequence[Case], units: Sequence[float]) -> list[list[float]]:
+    """Error bars below and above each case's bus bandwidth: the spread over rounds."""
     below, above = [], []
-    for case in cases:
+    for case, unit in zip(cases, units, strict=True):
         fast, slow = case.spread
         middle = bus_bandwidth(case)
-        below.append(max(0.0, middle - bus_bandwidth(case, slow)) / 1e6)
-        above.append(max(0.0, bus_bandwidth(case, fast) - middle) / 1e6)
+        below.append(max(0.0, middle - bus_bandwidth(case, slow)) / unit)
+        above.append(max(0.0, bus_bandwidth(case, fast) - middle) / unit)
     return [below, above]
 
 
@@ -84,6 +84,8 @@ def cluster_bandwidth(record: Record) -> Any:
     worlds, sizes = sorted(record.labels("ranks")), sorted(record.labels("nbytes"))
     others = [s for s in dict.fromkeys(c.series for c in record.cases) if s not in (leader, TCP)]
     shares: list[float] = []
+    rates: dict[int, float] = record.settings["rates"]
+    alike = len(set(rates.values())) == 1
     for number, (nbytes, marker) in enumerate(zip(sizes, itertools.cycle(_MARKERS))):
         shift = 0.15 * (number - (len(sizes) - 1) / 2)  # error bars side by side
         for series in (TCP, leader, *others):
@@ -96,8 +98,9 @@ def cluster_bandwidth(record: Record) -> Any:
                 "markersize": 5,
                 "label": f"{name_of(series)}, {format_size(nbytes)}",
             }
-            rates = [bus_bandwidth(c) / 1e6 for c in found]
-            left.errorbar(places, rates, yerr=_bars(found), capsize=2, **look)
+            units = [1e6 if alike else rates[_ranks(c)] / 8 / 100 for c in found]
+            heights = [bus_bandwidth(c) / unit for c, unit in zip(found, units, strict=True)]
+            left.errorbar(places, heights, yerr=_bars(found, units), capsize=2, **look)
             if series != TCP:
                 percent = [_goodput_share(record, c) for c in found]
                 right.plot(places, percent, **look)
@@ -106,7 +109,7 @@ def cluster_bandwidth(record: Record) -> Any:
     low, high = (min(shares), max(shares)) if shares else (float("nan"),) * 2
     left.set(
         xlabel="hosts",
-        ylabel="bus bandwidth (MB/s)",
+        ylabel="bus bandwidth (MB/s)" if alike else "bus bandwidth (% of a link's raw rate)",
         ylim=(0, 1.45 * left.get_ylim()[1]),
         xticks=worlds,
         title=f"All-reduce bandwidth, {worlds[0]} to {worlds[-1]} hosts",

@@ -82,7 +82,12 @@ def joined_clusters(records: list[Record], kind: str) -> list[tuple[Record, list
         sources = [parts[hosts] for hosts in sorted(parts)]
         last = sources[-1]
         titles = "; ".join(str(part.settings["title"]) for part in sources)
-        settings = last.settings | {"leader": last.settings["series"][0], "title": titles}
+        rates = {part.settings["hosts"]: part.settings["rate_bits"] for part in sources}
+        settings = last.settings | {
+            "leader": last.settings["series"][0],
+            "title": titles,
+            "rates": rates,
+        }
         cases = [case for part in sources for case in part.cases]
         whole = Record(kind, settings, cases, [], last.machine, last.command, last.date)
         joined.append((whole, sources))
