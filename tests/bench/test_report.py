@@ -39,7 +39,7 @@ def everything() -> list[Record]:
         settings = {
             "title": f"{hosts} hosts",
             "hosts": hosts,
-            "rate_bits": 1e8,
+            "rate_bits": 1e8 * hosts,
             "mtu": 1500,
             "series": ["mccl"],
         }
