@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,8 +203,9 @@ def run_reference(
         args, kwargs = reference_arguments(call.func, args, kwargs)
         return func(*args, **kwargs)
 
-    with mode:
-        return _run(call, tensors, invoke, lambda outs: [shaken(c) for c in outs], seed)
+    return _run(
+        call, tensors, invoke, lambda: mode, shake=lambda given: [shaken(c) for c in given], seed=seed
+    )
 
 
 def run_device(call: Call, device: Device, reference: Result, tape: Tape | None = None) -> Result:
@@ -221,13 +223,18 @@ def run_device(call: Call, device: Device, reference: Result, tape: Tape | None 
             return call.func(*args, **kwargs)
 
         usual = torch.float64 if call.real is torch.float64 else torch.float32
-        with default_dtype(usual), mode, device.active():
-            out = _run(call, tensors, invoke, None, 0, reference.cotangents, result)
-            device.synchronize()
-        return out
+
+        def modes() -> AbstractContextManager[object]:
+            stack = contextlib.ExitStack()
+            for context in (default_dtype(usual), mode, device.active()):
+                stack.enter_context(context)
+            return stack
+
+        _run(call, tensors, invoke, modes, given=reference.cotangents, result=result)
+        device.synchronize()
     except FAILURES as error:
         result.error = f"{type(error).__name__}: {error}"
-        return result
+    return result
 
 
 def _filled(call: Call, inputs: list[Tensor], other: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -241,12 +248,17 @@ def _run(
     call: Call,
     tensors: list[Tensor],
     invoke: Callable[[list[Tensor]], Any],
-    shake: Callable[[list[Tensor]], list[Tensor]] | None,
-    seed: int,
+    modes: Callable[[], AbstractContextManager[object]],
+    *,
+    shake: Callable[[list[Tensor]], list[Tensor]] = lambda given: given,
+    seed: int = 0,
     given: list[Tensor] | None = None,
     result: Result | None = None,
 ) -> Result:
-    """Forward, then backward where something asks for it. `given`: cotangents to use."""
+    """Forward, then backward where something asks for it, each inside `modes`.
+
+    given: cotangents to use; without, they are made from `seed`.
+    """
     result = result or Result()
     result.phase = "forward"
     for tensor, wanted in zip(tensors, call.wants, strict=True):
@@ -254,7 +266,7 @@ def _run(
     # An operator that writes to its input may not write to a leaf.
     inputs = [t.clone() if call.clones and t.requires_grad else t for t in tensors]
     versions = [t._version for t in inputs]
-    with torch.set_grad_enabled(any(call.wants)):
+    with torch.set_grad_enabled(any(call.wants)), modes():
         returned = leaves(invoke(inputs))
     changed = [i for i, t in enumerate(inputs) if t._version != versions[i]]
     known = {id(t) for t in returned}
@@ -271,13 +283,14 @@ def _run(
         result.phase = "backward"
         if given is None:
             result.cotangents = call.cotangents(active, seed)
-            cotangents = shake(result.cotangents) if shake else result.cotangents
+            cotangents = shake(result.cotangents)
         elif [t.shape for t in active] != [c.shape for c in given]:
             return result  # the shapes are a finding of their own
         else:
             cotangents = given
         placed = [c.to(device=t.device, dtype=t.dtype) for c, t in zip(cotangents, active, strict=True)]
-        grads = torch.autograd.grad(active, wanted_tensors, placed, allow_unused=True)
+        with modes():
+            grads = torch.autograd.grad(active, wanted_tensors, placed, allow_unused=True)
         by_id = {id(t): g for t, g in zip(wanted_tensors, grads, strict=True)}
         result.grads = [_kept(g) if (g := by_id.get(id(t))) is not None else None for t in tensors]
     return result

@@ -53,21 +53,20 @@ class Judge:
         except FAILURES as error:
             self._note(call, f"not checked, float64 reference failed: {error}")
             return [], [], Result()
+        case = _Case(self, call, tape, reference)
+        case.dropout()
         try:
             actual = run_device(call, self.device, reference, tape)
             again = run_device(call, self.device, reference, tape) if self.deterministic else actual
         except TapeMismatchError as error:
-            self._note(call, f"not checked, its random numbers cannot be replayed: {error}")
-            return [], [], Result()
-        case = _Case(self, call, tape, reference, actual)
+            self._note(call, f"not compared, its random numbers cannot be replayed: {error}")
+            return case.findings, [], Result()
+        case.actual = actual
         if actual.error is not None:
             return [case.refusal(actual.error)], [], actual
         case.values()
         case.gradients()
         case.repeat(again)
-        fault = dropout_fault(call, self.device)
-        if fault is not None:
-            case.add(fault[0], "output", "wrong", call.tensors[0], None, fault[1])
         return case.findings, case.seen, actual
 
     def _note(self, call: Call, text: str) -> None:
@@ -79,14 +78,18 @@ class Judge:
 class _Case:
     """The comparisons of one call."""
 
-    def __init__(
-        self, judge: Judge, call: Call, tape: Tape | None, reference: Result, actual: Result
-    ) -> None:
+    def __init__(self, judge: Judge, call: Call, tape: Tape | None, reference: Result) -> None:
         self.rules, self.call, self.tape = judge, call, tape
-        self.reference, self.actual = reference, actual
+        self.reference, self.actual = reference, Result()
         self.findings: list[Finding] = []
         self.seen: list[tuple[str, str, Measure]] = []
         self._shaken: dict[float, list[Result]] = {}
+
+    def dropout(self) -> None:
+        """The device's own dropout, masks not replayed."""
+        fault = dropout_fault(self.call, self.rules.device)
+        if fault is not None:
+            self.add(fault[0], "output", "wrong", self.call.tensors[0], None, fault[1])
 
     def values(self) -> None:
         """Forward: outputs, and inputs changed in place."""

@@ -6,11 +6,14 @@ Layer by layer finds who is wrong; this finds whether anything is, also in what 
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -26,7 +29,16 @@ from mccl.numerics.tensors import default_dtype, inexact, leaves, map_leaves, na
 
 
 class Widen(TorchFunctionMode):
-    """Casts inside the model go to float64, moves go to the CPU."""
+    """Casts inside the model go to float64, moves go to the CPU.
+
+    step > 0 also multiplies what each call returns by 1 ± step, so that values and gradients are
+    off as they would be if every operator rounded. (Moving the inputs alone would not do: the
+    gradient of a bias before a batch norm is zero whatever the inputs, and rounding noise in fact.)
+    """
+
+    def __init__(self, step: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self._step, self._rng = step, np.random.default_rng(seed)
 
     def __torch_function__(
         self,
@@ -41,7 +53,20 @@ class Widen(TorchFunctionMode):
             return leaf
 
         values, keywords = reference_arguments(func, args, dict(kwargs or {}))
-        return lifted(func)(*map_leaves(widened, values), **map_leaves(widened, keywords))
+        values, keywords = map_leaves(widened, values), map_leaves(widened, keywords)
+        out = lifted(func)(*values, **keywords)
+        if not self._step:
+            return out
+        held = {t.untyped_storage()._cdata for t in leaves((values, keywords))}
+
+        def rounded(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or not inexact(leaf) or leaf.is_leaf:
+                return leaf
+            if leaf.untyped_storage()._cdata in held:
+                return leaf  # a view, or written in place: its values are another call's
+            return leaf * signs(leaf, self._step, self._rng)
+
+        return map_leaves(rounded, out)
 
 
 def widened_model(model: nn.Module) -> nn.Module:
@@ -62,6 +87,19 @@ def inputs_for(tree: Any, *, real: torch.dtype | None, place: torch.device, grad
     return map_leaves(put, tree)
 
 
+def signs(like: Tensor, step: float, rng: np.random.Generator) -> Tensor:
+    """1 ± step in float64, shaped as `like`. Not torch's generator: that one is on a tape."""
+    return torch.from_numpy(1.0 + step * (2.0 * rng.integers(0, 2, tuple(like.shape)) - 1.0))
+
+
+@contextlib.contextmanager
+def _all(*contexts: AbstractContextManager[object]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
 @dataclass
 class Pass:
     """Outputs, gradients by name and changed buffers of one forward and backward pass."""
@@ -71,25 +109,34 @@ class Pass:
 
 
 def run_pass(
-    model: nn.Module, inputs: Any, kwargs: Any, *, seed: int, real: torch.dtype, step: float = 0.0
+    model: nn.Module,
+    inputs: Any,
+    kwargs: Any,
+    *,
+    modes: Callable[[], AbstractContextManager[object]],
+    seed: int,
+    real: torch.dtype,
+    step: float = 0.0,
 ) -> Pass:
     """Forward, then backward from seeded normal cotangents rounded to `real`.
 
-    step > 0 multiplies cotangents by 1 ± step.
+    modes is entered around the model's own work alone. step > 0 multiplies cotangents by 1 ± step.
     """
-    outputs = [t for t in leaves(model(*inputs, **kwargs)) if inexact(t)]
-    generator = torch.Generator().manual_seed(seed)
+    with modes():
+        outputs = [t for t in leaves(model(*inputs, **kwargs)) if inexact(t)]
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     active, cotangents = [], []
     for out in outputs:
         grad = torch.randn(out.shape, generator=generator, dtype=wide(out.dtype))
         grad = grad.to(narrow(grad.dtype, real)).to(grad.dtype)
         if step:
-            grad = grad * _signs(grad, step, generator)
+            grad = grad * signs(grad, step, rng)
         if out.requires_grad:
             active.append(out)
             cotangents.append(grad.to(device=out.device, dtype=out.dtype))
     if active:
-        torch.autograd.backward(active, cotangents)
+        with modes():
+            torch.autograd.backward(active, cotangents)
     done = Pass([out.detach().to("cpu", copy=True) for out in outputs])
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -100,11 +147,6 @@ def run_pass(
             done.grads[f"input[{i}]"] = tensor.grad.to("cpu")
     done.outputs += [b.detach().to("cpu", copy=True) for b in model.buffers() if inexact(b)]
     return done
-
-
-def _signs(like: Tensor, step: float, generator: torch.Generator) -> Tensor:
-    signs = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.float64)
-    return 1.0 + step * (2.0 * signs - 1.0)
 
 
 @dataclass
@@ -128,14 +170,22 @@ class Whole:
             for tree in (self.inputs, self.kwargs)
         )
         if step:
-            generator = torch.Generator().manual_seed(self.seed + 1)
+            rng = np.random.default_rng(self.seed + 1)
             with torch.no_grad():
                 for tensor in [*model.parameters(), *leaves((inputs, kwargs))]:
                     if inexact(tensor):
-                        tensor.mul_(_signs(tensor, step, generator))
+                        tensor.mul_(signs(tensor, step, rng))
+        widen = Widen(step, self.seed)
         try:
-            with default_dtype(torch.float64), tape_mode, Widen():
-                return run_pass(model, inputs, kwargs, seed=self.seed, real=self.real, step=step)
+            return run_pass(
+                model,
+                inputs,
+                kwargs,
+                modes=lambda: _all(default_dtype(torch.float64), tape_mode, widen),
+                seed=self.seed,
+                real=self.real,
+                step=step,
+            )
         except FAILURES as error:
             raise UsageError(
                 f"the model's own backward pass fails in float64 on the CPU: {error}. Mend the "
@@ -145,15 +195,21 @@ class Whole:
     def on_device(self, tape: Tape) -> Pass:
         """On the device, with the reference's random numbers."""
         place = self.device.torch_device
-        with self.device.active():
-            model = copy.deepcopy(self.model).to(place)
-            inputs, kwargs = (
-                inputs_for(tree, real=self.real, place=place, grad=self.input_grad)
-                for tree in (self.inputs, self.kwargs)
-            )
-            with tape.replay():
-                done = run_pass(model, inputs, kwargs, seed=self.seed, real=self.real)
-            self.device.synchronize()
+        model = copy.deepcopy(self.model).to(place)
+        inputs, kwargs = (
+            inputs_for(tree, real=self.real, place=place, grad=self.input_grad)
+            for tree in (self.inputs, self.kwargs)
+        )
+        replay = tape.replay()
+        done = run_pass(
+            model,
+            inputs,
+            kwargs,
+            modes=lambda: _all(replay, self.device.active()),
+            seed=self.seed,
+            real=self.real,
+        )
+        self.device.synchronize()
         return done
 
     def compare(self) -> EndToEnd:
