@@ -16,16 +16,24 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mccl.config import Config as Config
+    from mccl.observe.dump import dump_flight_recorder as dump_flight_recorder
     from mccl.process_group import ProcessGroupMCCL as ProcessGroupMCCL
     from mccl.process_group import monitored_barrier as monitored_barrier
 
 _EXPORTS = {
     "Config": "mccl.config",
     "ProcessGroupMCCL": "mccl.process_group",
+    "dump_flight_recorder": "mccl.observe.dump",
     "monitored_barrier": "mccl.process_group",
 }
 
-__all__ = ["Config", "ProcessGroupMCCL", "__version__", "monitored_barrier"]
+__all__ = [
+    "Config",
+    "ProcessGroupMCCL",
+    "__version__",
+    "dump_flight_recorder",
+    "monitored_barrier",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import TypeVar
 
 from torch._C._distributed_c10d import Store
 
@@ -72,6 +73,8 @@ _FAILURES: tuple[tuple[type[MCCLError], Failure], ...] = (
     (AbortedError, Failure.ABORTED),
 )
 _NO_COLLECTIVE = 255
+
+Seen = TypeVar("Seen")
 
 
 class Communicator:
@@ -437,6 +440,14 @@ class Communicator:
             "report this.",
             rank=rank,
         )
+
+    def inspect(self, look: Callable[[NativeComm], Seen]) -> Seen | None:
+        """What ``look`` finds in the engine; None once closed and in a forked child."""
+        if self._pid != os.getpid():
+            return None
+        # Under the lock, so that close() cannot destroy the native communicator meanwhile.
+        with self._lock:
+            return None if self._closed else look(self.native)
 
     def abort(self, reason: str) -> None:
         """Breaks the group here and everywhere; may be called from any thread."""

@@ -14,6 +14,7 @@ from mccl.communicator import Communicator
 from mccl.config import Config
 from mccl.engine import DType, Stats
 from mccl.errors import UsageError
+from mccl.observe.dump import watch
 from mccl.plans import Collective, Request
 from mccl.process_group.calls import Calls
 from mccl.process_group.coalescing import Coalescing
@@ -68,7 +69,8 @@ class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup)
             config=config,
         )
         self._calls = Calls(rank, size, config)
-        self._launcher = Launcher(self._communicator, config, timeout)
+        self._subject = watch(self._communicator, self)
+        self._launcher = Launcher(self._communicator, config, timeout, self._subject)
         self._repeated = {}
         self._own_mail = OwnMail()
         self._monitored = MonitoredBarrier(store, rank, size, self._global_ranks)

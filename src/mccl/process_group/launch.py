@@ -16,8 +16,10 @@ import torch.distributed as dist
 from mccl.communicator import Communicator
 from mccl.config import Config
 from mccl.engine import DType, EngineBroken, NativeComm, Operation, Status
-from mccl.errors import InternalError, UsageError
+from mccl.errors import InternalError, MCCLError, UsageError
 from mccl.handoff import Handoff, Lease, for_device
+from mccl.observe.dump import broke
+from mccl.observe.subjects import Subject
 from mccl.process_group import profile
 from mccl.process_group.calls import Prepared
 from mccl.process_group.options import UNSET, microseconds
@@ -42,8 +44,17 @@ class ClosedComm:
 class Launcher:
     """Issues operations of one group, in the order of the calls."""
 
-    def __init__(self, communicator: Communicator, config: Config, timeout: timedelta) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        config: Config,
+        timeout: timedelta,
+        subject: Subject | None = None,
+    ) -> None:
         self._communicator = communicator
+        self._subject = subject
+        self.stacks = None if subject is None else subject.stacks
+        """Where callers' stacks are kept; None unless asked for."""
         self._config = config
         self._handoffs: dict[torch.device, Handoff] = {}
         self.native: NativeComm | ClosedComm = communicator.native
@@ -64,7 +75,9 @@ class Launcher:
             )
         if cause.status is Status.INVALID:
             return InternalError(f"{cause}; please report this")
-        return self._communicator.error()
+        error = self._communicator.error()
+        broke(self._subject, error)
+        return error
 
     def close(self) -> None:
         """No operation may reach the engine from here on."""
@@ -76,12 +89,21 @@ class Launcher:
 
     def connect(self, prepared: Prepared) -> None:
         """Have the links that the call needs."""
-        self._communicator.ensure(prepared.send_peers, prepared.recv_peers)
+        self._ensure(prepared.send_peers, prepared.recv_peers)
         prepared.connected = True
 
     def connect_p2p(self, send_peers: frozenset[int], recv_peers: frozenset[int]) -> None:
         """Have the links for point-to-point messages to and from these peers."""
-        self._communicator.ensure(send_peers, recv_peers, p2p=True)
+        self._ensure(send_peers, recv_peers, p2p=True)
+
+    def _ensure(
+        self, send_peers: frozenset[int], recv_peers: frozenset[int], p2p: bool = False
+    ) -> None:
+        try:
+            self._communicator.ensure(send_peers, recv_peers, p2p)
+        except MCCLError as error:
+            broke(self._subject, error)
+            raise
 
     def collective(
         self,
@@ -115,6 +137,7 @@ class Launcher:
                 sync=sync and lease.gate is None,
                 timeout_us=limit,
                 gate=lease.gate,
+                tag=0 if self.stacks is None else self.stacks.collective(),
             )
             lease.issued(operation)
             if sync:
@@ -147,6 +170,8 @@ class Launcher:
         """Issue one send or receive; ``peer`` -1 receives from anyone."""
         lease = self._lease([tensor] if send else [], [] if send else [tensor])
         event = profile.Event(name, [tensor]) if profile.enabled() else None
+        if self.stacks is not None:
+            self.stacks.message()
         try:
             operation = self.native.p2p(
                 send=send,

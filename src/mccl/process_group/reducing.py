@@ -101,7 +101,8 @@ class Reducing(Moving):
 
     def _repeat(self, tensor: torch.Tensor, op: Any, prepared: Prepared) -> None:
         # PREMUL_SUM's factor is not part of its hash, so it never takes the shortcut.
-        if op == dist.ReduceOp.PREMUL_SUM:
+        # Nor does the shortcut keep the caller's stack.
+        if op == dist.ReduceOp.PREMUL_SUM or self._launcher.stacks is not None:
             return
         if len(self._repeated) >= 1024:
             self._repeated.clear()
