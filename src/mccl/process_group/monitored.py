@@ -88,7 +88,7 @@ class MonitoredBarrier:
         if verdict.startswith(_FAILED):
             raise RemoteError(
                 f"[rank {rank}] Rank {rank} successfully reached monitoredBarrier, but received "
-                f"errors while waiting for rank {self._global_ranks[0]}: "
+                f"errors while waiting for send/recv from rank {self._global_ranks[0]}: "
                 f"{verdict.removeprefix(_FAILED)}",
                 rank=rank,
                 peer=self._global_ranks[0],

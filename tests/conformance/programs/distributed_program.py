@@ -20,7 +20,7 @@ BACKEND = os.environ["BACKEND"]
 if BACKEND == "mccl":
     import mccl  # noqa: F401 - registers the backend in ranks too
 
-    for feature in ("ddp", "subgroup", "plugin"):
+    for feature in ("ddp", "subgroup", "plugin", "gpu", "cuda"):
         common_distributed.DistTestCases.backend_feature[feature].add("mccl")
 
 sys.path.insert(0, os.environ["CONFORMANCE_FOLDER"])
