@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from mccl.numerics.device import Device
 from mccl.numerics.tape import Tape
-from mccl.numerics.tensors import default_dtype, inexact, leaves, mirror, narrow, wide
+from mccl.numerics.tensors import default_dtype, inexact, leaves, mirror, narrow, same_bits, wide
 
 CPU = torch.device("cpu")
 
@@ -106,13 +106,14 @@ class Result:
     """What one run of a call gave, on the CPU.
 
     outputs: tensors returned, then inputs changed in place. grads: one a tensor of the call,
-    None where there is none. error: the device's refusal, with the phase it came in.
+    None where there is none. written: numbers of the inputs changed in place. error: the device's refusal, with the phase it came in.
     """
 
     outputs: list[Tensor] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     grads: list[Tensor | None] = field(default_factory=list)
     cotangents: list[Tensor] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     error: str | None = None
     phase: str = "forward"
 
@@ -230,7 +231,15 @@ def run_device(call: Call, device: Device, reference: Result, tape: Tape | None 
                 stack.enter_context(context)
             return stack
 
-        _run(call, tensors, invoke, modes, given=reference.cotangents, result=result)
+        _run(
+            call,
+            tensors,
+            invoke,
+            modes,
+            given=reference.cotangents,
+            written=reference.written,
+            result=result,
+        )
         device.synchronize()
     except FAILURES as error:
         result.error = f"{type(error).__name__}: {error}"
@@ -253,11 +262,13 @@ def _run(
     shake: Callable[[list[Tensor]], list[Tensor]] = lambda given: given,
     seed: int = 0,
     given: list[Tensor] | None = None,
+    written: list[int] | None = None,
     result: Result | None = None,
 ) -> Result:
     """Forward, then backward where something asks for it, each inside `modes`.
 
-    given: cotangents to use; without, they are made from `seed`.
+    given: cotangents to use; without, they are made from `seed`. written: inputs known to be
+    changed in place; without, they are looked for.
     """
     result = result or Result()
     result.phase = "forward"
@@ -266,11 +277,20 @@ def _run(
     # An operator that writes to its input may not write to a leaf.
     inputs = [t.clone() if call.clones and t.requires_grad else t for t in tensors]
     versions = [t._version for t in inputs]
-    with torch.set_grad_enabled(any(call.wants)), modes():
+    # Batch norm's running statistics change without a new version.
+    looking = written is None
+    before = [t.clone() if looking and not t.requires_grad else None for t in inputs]
+    # Checkpointing keeps its hooks on while we are inside; this call is none of its business.
+    unhooked = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _itself)
+    with torch.set_grad_enabled(any(call.wants)), unhooked, modes():
         returned = leaves(invoke(inputs))
-    changed = [i for i, t in enumerate(inputs) if t._version != versions[i]]
     known = {id(t) for t in returned}
-    in_place = [i for i in changed if id(inputs[i]) not in known]
+    result.written = [
+        i
+        for i, t in enumerate(inputs)
+        if id(t) not in known and (t._version != versions[i] or _differs(t, before[i]))
+    ]
+    in_place = result.written if written is None else written
     outputs = returned + [inputs[i] for i in in_place]
     single = len(returned) == 1
     labels = ["output" if single else f"output[{i}]" for i in range(len(returned))]
@@ -294,6 +314,14 @@ def _run(
         by_id = {id(t): g for t, g in zip(wanted_tensors, grads, strict=True)}
         result.grads = [_kept(g) if (g := by_id.get(id(t))) is not None else None for t in tensors]
     return result
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _differs(tensor: Tensor, before: Tensor | None) -> bool:
+    return before is not None and not same_bits(tensor, before)
 
 
 def _kept(tensor: Tensor) -> Tensor:
