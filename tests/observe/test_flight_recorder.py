@@ -19,6 +19,8 @@ from torch.distributed.flight_recorder import fr_trace
 import mccl
 from mccl.errors import CollectiveTimeoutError, MismatchError, UsageError
 from mccl.observe import dump
+from mccl.observe.dumps import read as read_dumps
+from mccl.observe.findings import examine
 from mccl.observe.record import flight_record
 from tests.process_group.ranks import run
 
@@ -37,20 +39,23 @@ def analyse(folder: Path, output: Path, caplog: pytest.LogCaptureFixture) -> Any
     return caplog.text, pickle.loads(output.read_bytes())[1]
 
 
+def said(folder: Path) -> list[tuple[str, tuple[int, ...], int | None]]:
+    """What our own analyzer finds in the default group."""
+    (group,) = read_dumps([folder])
+    return [(f.kind, f.ranks, f.sequence) for f in examine(group)]
+
+
 def different(rank: int, n: int) -> None:
     for size in (10, 20):
         dist.all_reduce(torch.ones(size))
     # Which of the two depends on whether the two plans share a link.
+    tensor = torch.ones(30)
+    call = (lambda: dist.broadcast(tensor, 0)) if rank == 2 else (lambda: dist.all_reduce(tensor))
     with pytest.raises((MismatchError, CollectiveTimeoutError)):
-        if rank == 2:
-            dist.broadcast(torch.ones(30), 0)
-        else:
-            dist.all_reduce(torch.ones(30))
+        call()
 
 
-def test_ranks_that_call_different_things(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ranks_that_call_different_things(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "dumps"
     run(3, different, timeout=4, env={"MCCL_DUMP_DIR": str(folder)})
     assert sorted(p.name for p in folder.iterdir()) == [f"{dump.PREFIX}{r}" for r in range(3)]
@@ -65,6 +70,7 @@ def test_ranks_that_call_different_things(
     text, database = analyse(folder, tmp_path / "db", caplog)
     assert "COLLECTIVE_TYPE_MISMATCH" in text
     assert [c.pass_check for c in database.collectives][:2] == [True, True]
+    assert ("mismatch", (2,), 3) in said(folder)
 
 
 def absent(rank: int, n: int, folder: str) -> None:
@@ -99,6 +105,7 @@ def test_a_rank_that_never_arrives(tmp_path: Path, caplog: pytest.LogCaptureFixt
     text, _ = analyse(folder, tmp_path / "db", caplog)
     assert "Not all ranks joining collective" in text
     assert "missing ranks: {2}" in text
+    assert said(folder)[0] == ("missing", (2,), 2)
 
 
 def signalled(rank: int, n: int, folder: str) -> list[int]:

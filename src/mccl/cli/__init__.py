@@ -20,7 +20,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("check", "exact-answer test of every collective on the ranks given"),
     ("bench", "measure: collectives, overlap, training, stress"),
     ("plan", "show the plan of a collective, step by step"),
-    ("explain", "say where the time of a recorded run went"),
+    ("explain", "say who waits for whom, from the flight records of a hung or failed run"),
     ("fleet", "lend and take back idle machines"),
 )
 """Name and one line of help; a name whose module is not installed is not offered."""
