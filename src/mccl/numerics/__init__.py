@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mccl.numerics.mrstft import check_stft as check_stft
     from mccl.numerics.reflect_pad import patch_reflect_pad as patch_reflect_pad
     from mccl.numerics.repro import write_script as write_script
-    from mccl.numerics.stft import istft as istft
-    from mccl.numerics.stft import stft as stft
+    from mccl.numerics.spectral import istft as istft
+    from mccl.numerics.spectral import stft as stft
     from mccl.numerics.sweep import sweep_model as sweep_model
 
 _EXPORTS = {
@@ -34,9 +34,9 @@ _EXPORTS = {
     "Thresholds": "compare",
     "check_model": "check",
     "check_stft": "mrstft",
-    "istft": "stft",
+    "istft": "spectral",
     "patch_reflect_pad": "reflect_pad",
-    "stft": "stft",
+    "stft": "spectral",
     "sweep_model": "sweep",
     "write_script": "repro",
 }
@@ -60,7 +60,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'mccl.numerics' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"mccl.numerics.{_EXPORTS[name]}"), name)
-    # `stft` is a module and a function: without this the module, once imported, would hide it.
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"mccl.numerics.{_EXPORTS[name]}"), name)

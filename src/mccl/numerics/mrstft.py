@@ -16,7 +16,7 @@ from mccl.numerics.check import check_model
 from mccl.numerics.compare import THRESHOLDS, Measure, measure
 from mccl.numerics.device import Device, as_device
 from mccl.numerics.findings import Report
-from mccl.numerics.stft import stft as independent_stft
+from mccl.numerics.spectral import stft as independent_stft
 
 RESOLUTIONS = ((1024, 120, 600), (2048, 240, 1200), (512, 50, 240))
 """(n_fft, hop, window length), as in Parallel WaveGAN and auraloss."""
