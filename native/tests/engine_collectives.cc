@@ -152,6 +152,42 @@ void overlapping_memory() {
   }
 }
 
+// What is received by one operation and sent on by the next, issued before anything came: the
+// lanes of the two are different, only their memory orders them.
+void forwarding_waits_for_its_input() {
+  constexpr uint64_t kCount = 1000;
+  World comms(2);
+  PlanBuilder get[2] = {{2, 0, 1}, {2, 1, 1}};
+  PlanBuilder give[2] = {{2, 0, 1}, {2, 1, 1}};
+  for (int rank : {0, 1}) {
+    get[rank].recv(1 - rank, {0, 0}, kCount);
+    give[rank].send(1 - rank, {0, 0}, kCount);
+  }
+  mccl_plan* plans[2][2] = {{get[0].build(), give[0].build()}, {give[1].build(), get[1].build()}};
+  std::vector<int32_t> relayed(kCount, -1);
+  std::vector<int32_t> out = values<int32_t>(kCount, 1);
+  std::vector<int32_t> back(kCount);
+  void* buffers[2][2][1] = {{{relayed.data()}, {relayed.data()}}, {{out.data()}, {back.data()}}};
+  std::vector<mccl_op*> ops;
+  for (int rank : {0, 1}) {
+    for (int k : {0, 1}) {
+      mccl_op_desc desc =
+          all_reduce_desc(plans[rank][k], buffers[rank][k], kCount, MCCL_I32, MCCL_NO_REDOP);
+      desc.collective = MCCL_BROADCAST;
+      desc.root = 1 - k;
+      ops.push_back(start(comms[rank], desc));
+    }
+    if (rank != 0) continue;
+    single_rank();  // the engine has looked at both by now
+    EXPECT(mccl_op_test(ops[0]) == MCCL_PENDING && mccl_op_test(ops[1]) == MCCL_PENDING);
+  }
+  for (mccl_op* op : ops) EXPECT(finish(op) == MCCL_OK);
+  EXPECT(relayed == out && back == out);
+  for (auto& pair : plans) {
+    for (mccl_plan* plan : pair) mccl_plan_destroy(plan);
+  }
+}
+
 uint16_t half_of(float value) {
   uint16_t out;
   mccl_convert(MCCL_F16, &out, MCCL_F32, &value, 1);
@@ -270,6 +306,7 @@ int main() {
   single_rank();
   burst_beside_synchronous_calls();
   overlapping_memory();
+  forwarding_waits_for_its_input();
   accumulates_in_float();
   average_and_premul();
   premul_leaves_inputs_alone();

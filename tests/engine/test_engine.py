@@ -61,32 +61,24 @@ def started(comm: NativeComm, call: Call, data: np.ndarray, timeout_us: int) -> 
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("count", [1, 7, 1009])
 @pytest.mark.parametrize("algorithm", list(BUILDERS[Collective.ALL_REDUCE]))
-def test_every_all_reduce_plan_runs(algorithm: str, size: int) -> None:
-    for count in (1, size - 1, 1009):
-        groups = (tuple(range(size // 2)), tuple(range(size // 2, size)))
-        request = Request(count, groups=groups)
-        inputs = [np.arange(count, dtype=np.float32) * (r + 1) for r in range(size)]
-        results = [data.copy() for data in inputs]
-        with world(size) as comms:
+def test_every_all_reduce_plan_runs(algorithm: str, count: int, size: int) -> None:
+    groups = (tuple(range(size // 2)), tuple(range(size // 2, size)))
+    request = Request(count, groups=groups)
+    inputs = [np.arange(count, dtype=np.float32) * (r + 1) + 1 for r in range(size)]
+    results = [data.copy() for data in inputs]
+    with world(size) as comms:
 
-            def run(rank: int) -> None:
-                plan = build(Collective.ALL_REDUCE, algorithm, size, rank, request)
-                call = Call(
-                    NativePlan(plan),
-                    Collective.ALL_REDUCE,
-                    DType.F32,
-                    RedOp.SUM,
-                    DType.F32,
-                    -1,
-                    count,
-                )
-                pointers = [results[rank].ctypes.data]
-                assert comms[rank].submit(call, pointers, sync=True, timeout_us=TIMEOUT_US) is None
+        def run(rank: int) -> None:
+            plan = NativePlan(build(Collective.ALL_REDUCE, algorithm, size, rank, request))
+            call = Call(plan, Collective.ALL_REDUCE, DType.F32, RedOp.SUM, DType.F32, -1, count)
+            pointers = [results[rank].ctypes.data]
+            assert comms[rank].submit(call, pointers, sync=True, timeout_us=TIMEOUT_US) is None
 
-            on_every_rank(size, run)
-        for result in results:
-            np.testing.assert_array_equal(result, sum(inputs))
+        on_every_rank(size, run)
+    for result in results:
+        np.testing.assert_array_equal(result, sum(inputs))
 
 
 def test_one_call_serves_many_submissions(pair: list[NativeComm]) -> None:
@@ -172,11 +164,11 @@ def test_synchronous_timeout_raises(pair: list[NativeComm]) -> None:
 
 
 def test_signal_interrupts_a_synchronous_call(pair: list[NativeComm]) -> None:
-    class Interrupted(Exception):
+    class InterruptedTestError(Exception):
         pass
 
     def handler(number: int, frame: object) -> None:
-        raise Interrupted
+        raise InterruptedTestError
 
     data = np.ones(10, dtype=np.float32)
     before = signal.signal(signal.SIGUSR1, handler)
@@ -191,7 +183,7 @@ def test_signal_interrupts_a_synchronous_call(pair: list[NativeComm]) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:
-        with pytest.raises(Interrupted):
+        with pytest.raises(InterruptedTestError):
             pair[0].submit(
                 all_reduce(0, 2, 10), [data.ctypes.data], sync=True, timeout_us=TIMEOUT_US
             )

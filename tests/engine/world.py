@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from mccl.engine import Channel, NativeComm
@@ -61,18 +61,6 @@ def world(size: int) -> Iterator[list[NativeComm]]:
 
 def on_every_rank(size: int, body: Callable[[int], None]) -> None:
     """``body(rank)`` on a thread each; raises what the first rank that failed raised."""
-    failures: list[BaseException] = []
-
-    def guarded(rank: int) -> None:
-        try:
-            body(rank)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(size) as pool:
+        for ended in [pool.submit(body, rank) for rank in range(size)]:
+            ended.result()
