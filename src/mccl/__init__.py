@@ -17,6 +17,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from mccl.config import Config as Config
     from mccl.observe.dump import dump_flight_recorder as dump_flight_recorder
+    from mccl.observe.metrics import metrics as metrics
+    from mccl.observe.metrics import reset_metrics as reset_metrics
+    from mccl.observe.trace import export_trace as export_trace
     from mccl.process_group import ProcessGroupMCCL as ProcessGroupMCCL
     from mccl.process_group import monitored_barrier as monitored_barrier
 
@@ -24,7 +27,10 @@ _EXPORTS = {
     "Config": "mccl.config",
     "ProcessGroupMCCL": "mccl.process_group",
     "dump_flight_recorder": "mccl.observe.dump",
+    "export_trace": "mccl.observe.trace",
+    "metrics": "mccl.observe.metrics",
     "monitored_barrier": "mccl.process_group",
+    "reset_metrics": "mccl.observe.metrics",
 }
 
 __all__ = [
@@ -32,7 +38,10 @@ __all__ = [
     "ProcessGroupMCCL",
     "__version__",
     "dump_flight_recorder",
+    "export_trace",
+    "metrics",
     "monitored_barrier",
+    "reset_metrics",
 ]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from mccl.communicator import Communicator
 from mccl.config import Config
 from mccl.errors import UsageError
+from mccl.observe.prometheus import ensure_served
 from mccl.observe.record import flight_record
 from mccl.observe.subjects import Named, Subject, add
 
@@ -37,9 +38,13 @@ _Job = tuple[Path, str, threading.Event | None]
 
 
 def watch(communicator: Communicator, named: Named) -> Subject:
-    """Observe a new group; arranges for SIGUSR1 where MCCL_DUMP_DIR is set."""
+    """Observe a new group; arranges for SIGUSR1 where MCCL_DUMP_DIR is set, and for metrics.
+
+    Raises UsageError where MCCL_METRICS_PORT is set and prometheus_client is missing.
+    """
     subject = Subject(communicator, named)
     add(subject)
+    ensure_served(communicator.config)
     if communicator.config.dump_dir is not None:
         _listen(communicator.config.dump_dir)
     return subject
