@@ -230,8 +230,8 @@ void last_words() {
     Options options;
     options.checksum = checksum;
     World comms(2, options);
-    std::vector<uint8_t> out(20000, 9);
-    std::vector<uint8_t> in(20000);
+    std::vector<uint8_t> out(5000, 9);
+    std::vector<uint8_t> in(5000);
     EXPECT(finish(message(comms[0], true, 1, out.data(), out.size(), 1)) == MCCL_OK);
     comms.destroy(0);
     EXPECT(finish(message(comms[1], false, 0, in.data(), in.size(), 1)) == MCCL_OK);
