@@ -17,7 +17,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("demo", "train a small model on this machine over mccl and show what happened"),
     ("run", "start a training script on several ranks, here or on several hosts"),
     ("doctor", "examine this machine and say what to mend"),
-    ("check", "exact-answer test of every collective on the ranks given"),
+    ("check", "compare a model on a device with float64 on the CPU, layer by layer"),
     ("bench", "measure: collectives, overlap, training, stress"),
     ("plan", "show the plan of a collective, step by step"),
     ("explain", "say who waits for whom, from the flight records of a hung or failed run"),

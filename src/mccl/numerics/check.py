@@ -6,7 +6,7 @@ import fnmatch
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -168,6 +168,24 @@ def _walk(whole: Whole, visitor: Any) -> None:
         capture.remember(ours, given.dtype)
     with capture.attached():
         model(*inputs, **kwargs)
+
+
+def walk_calls(
+    model: nn.Module,
+    example_inputs: Sequence[Any],
+    visit: Callable[[Call], None],
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    input_grad: bool = True,
+) -> None:
+    """Run `model` once in float64 on the CPU and show every call to `visit`; check nothing."""
+    kwargs = dict(example_kwargs or {})
+    inputs = tuple(example_inputs)
+    real = real_dtype(model, (inputs, kwargs))
+    whole = Whole(model, inputs, kwargs, Device("cpu"), real, seed, input_grad)
+    with torch.random.fork_rng(devices=[]):
+        _walk(whole, visit)
 
 
 def _count(whole: Whole) -> int:
