@@ -335,6 +335,9 @@ bool Engine::receive_step(Lane* lane, Op* op, uint32_t index, uint64_t limit, si
       state.bytes += used;
     }
   }
+  if (result == IoResult::kBlocked && n > 0) {
+    lane->stream.expect(step_bytes - state.bytes - (direct ? 0 : lane->scratch_end));
+  }
   bool progressed = got > 0 || state.done > before;
   if (state.done > before && op->pieces.size() > 0) after_progress(op);
   *blocked = !progressed;

@@ -263,6 +263,10 @@ void Engine::stall(const Op* until, int64_t stalled_since, bool* interrupted) {
   PollEvent events[64];
   int n = poller_->wait(events, 64, sleep);
   if (n < 0) *interrupted = true;
+  if (n == 0 && sleep >= kMaxSleepUs) {
+    // Nothing for this long: trust no event, so that no rule about events can hang a job.
+    for (Lane* lane : lanes_) lane->stream.look_again();
+  }
   for (int i = 0; i < n; ++i) {
     auto* rail = static_cast<Rail*>(events[i].tag);
     if (rail == nullptr) continue;

@@ -15,6 +15,8 @@ namespace mccl {
 
 namespace {
 
+// At 10 Gbit/s a wake-up every 26 µs instead of one a packet.
+constexpr size_t kMouthful = 32 * 1024;
 constexpr uint32_t kFrameMagic = 0x4d434631;  // "MCF1"
 #ifdef MSG_NOSIGNAL
 constexpr int kSendFlags = MSG_NOSIGNAL;
@@ -251,6 +253,22 @@ IoResult Stream::receive_plain(iovec* parts, int n, size_t* moved) {
     return IoResult::kBlocked;
   }
   return failed(errno);
+}
+
+void Stream::expect(size_t bytes) {
+  if (framed_ || rails_.empty()) return;
+  // Never more than is to come, or the wait would have no end.
+  int wanted = bytes >= 4 * kMouthful ? static_cast<int>(kMouthful) : 1;
+  if (wanted == mouthful_) return;
+  mouthful_ = wanted;
+  Rail& rail = *rails_.front();
+  setsockopt(rail.fd, SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof(wanted));
+  // What lies there already may be enough by the new measure, and no event would say so.
+  if (wanted == 1) rail.readable = true;
+}
+
+void Stream::look_again() {
+  for (auto& rail : rails_) rail->readable = rail->writable = true;
 }
 
 // Reads on until the rail's buffer holds one whole, checked frame.

@@ -63,6 +63,11 @@ class Stream {
   // At most `parts` pieces of memory, in order; *moved counts payload bytes.
   IoResult send(const iovec* parts, int n, size_t* moved);
   IoResult receive(iovec* parts, int n, size_t* moved);
+  // After kBlocked: at least `bytes` more are coming. Wakes the driver for a good mouthful instead
+  // of every packet; the less there is to come, the sooner.
+  void expect(size_t bytes);
+  // Looks again whatever the poller said.
+  void look_again();
   // Framed streams hold accepted bytes back; true when nothing is held.
   bool flushed() const;
   // The system ran out of socket memory (macOS): no event will say when to try again.
@@ -83,6 +88,7 @@ class Stream {
   std::vector<std::unique_ptr<Rail>> rails_;
   Poller* poller_ = nullptr;
   Sender* sender_ = nullptr;
+  int mouthful_ = 1;  // SO_RCVLOWAT as set
   bool framed_ = false;
   bool checksum_ = false;
   bool short_of_buffers_ = false;
