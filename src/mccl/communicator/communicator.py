@@ -233,9 +233,7 @@ class Communicator:
         self._ensured.add(wanted)
 
     def _ensure_peer(self, peer: int, data: Channel | None) -> None:
-        with self._lock:
-            lock = self._peer_locks.setdefault(peer, threading.Lock())
-        with lock:
+        with self._peer_lock(peer):
             record = self._fetch(peer)
             routes = choose_routes(self._record, record)
             with self._lock:
@@ -247,6 +245,24 @@ class Communicator:
             if data is not None and (peer, data) not in self._sending:
                 self._open(peer, data, [r for r in routes for _ in range(self.config.nsocks)])
                 self._sending.add((peer, data))
+
+    def _peer_lock(self, peer: int) -> threading.Lock:
+        with self._lock:
+            return self._peer_locks.setdefault(peer, threading.Lock())
+
+    def subnets(self) -> list[str | None]:
+        """The network of each rank's first interface, None for one without a routable address;
+        the same list on every rank. Waits for the announcements of all; raises as ``ensure``."""
+        found = []
+        for peer in range(self.size):
+            self._interrupted()
+            if peer == self.rank:
+                record = self._record
+            else:
+                with self._peer_lock(peer):
+                    record = self._fetch(peer)
+            found.append(record.subnet)
+        return found
 
     def _fetch(self, peer: int) -> PeerRecord:
         record = self._records.get(peer)

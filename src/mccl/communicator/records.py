@@ -47,6 +47,15 @@ class PeerRecord:
         addresses = [a.ip for rail in self.rails for a, _ in rail.addresses]
         return f"{self.host} ({addresses[0] if addresses else 'no address'}) pid {self.pid}"
 
+    @property
+    def subnet(self) -> str | None:
+        """The network of the first address that others can route to, such as "10.0.3.0/24"."""
+        for rail in self.rails:
+            for address, _ in rail.addresses:
+                if not address.link_local and not address.loopback:
+                    return str(address.network)
+        return None
+
     def to_json(self) -> str:
         return json.dumps(
             {

@@ -6,12 +6,15 @@ is paid once per (collective, dtype, sizes, reduce operation, root) and then cos
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mccl.config import Config
 from mccl.engine import Call, DType, NativePlan
 from mccl.plans import Collective, Request, build, choose
 from mccl.process_group.dtypes import LOW_PRECISION, WIRE, Reduction
+from mccl.process_group.grouping import Groups
 
 CAPACITY = 4096
 """Calls kept a group; the oldest goes first. Operations in flight keep what they need."""
@@ -49,12 +52,15 @@ class Prepared:
 
 
 class Calls:
-    """The prepared calls of one group."""
+    """The prepared calls of one process group; ``groups`` gives its ranks by switch, if known."""
 
-    def __init__(self, rank: int, size: int, config: Config) -> None:
+    def __init__(
+        self, rank: int, size: int, config: Config, groups: Callable[[], Groups | None]
+    ) -> None:
         self._rank = rank
         self._size = size
         self._config = config
+        self._groups = groups
         self._wire = None if config.wire_dtype is None else WIRE[config.wire_dtype]
         self._known: dict[Any, Prepared] = {}
 
@@ -90,6 +96,7 @@ class Calls:
         if self._wire is not None and collective is Collective.ALL_REDUCE and dtype is DType.F32:
             wire = self._wire
         count = self._total(collective, request)
+        groups = self._applicable(collective, count * ITEMSIZE[dtype])
         algorithm = choose(
             collective,
             count,
@@ -99,7 +106,10 @@ class Calls:
             algo=config.algo,
             low_precision=op is not None and dtype in LOW_PRECISION,
             compressed=wire is not dtype,
+            grouped=groups is not None,
         )
+        if algorithm == "two_level":
+            request = replace(request, groups=groups)
         plan = build(collective, algorithm, self._size, self._rank, request)
         call = Call(
             NativePlan(plan),
@@ -112,6 +122,15 @@ class Calls:
             1.0 if op is None else op.premul,
         )
         return Prepared(call, len(plan.external), plan.send_peers, plan.recv_peers)
+
+    def _applicable(self, collective: Collective, nbytes: int) -> Groups | None:
+        """The groups that a two-level algorithm would use; None where none is a choice."""
+        config = self._config
+        if collective is not Collective.ALL_REDUCE or config.algo not in ("auto", "two_level"):
+            return None
+        if config.algo == "auto" and nbytes <= config.small_msg_threshold:
+            return None
+        return self._groups()
 
     def _total(self, collective: Collective, request: Request) -> int:
         """Elements of the whole payload, as every rank of the call knows it."""

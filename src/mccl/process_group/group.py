@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from mccl.observe.dump import watch
 from mccl.plans import Collective, Request
 from mccl.process_group.calls import Calls
 from mccl.process_group.coalescing import Coalescing
+from mccl.process_group.grouping import Grouping
 from mccl.process_group.identity import GroupOptions, Identity, ranks_of
 from mccl.process_group.launch import Launcher
 from mccl.process_group.monitored import MonitoredBarrier
@@ -59,6 +61,8 @@ class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup)
         self._group_desc = "undefined"
         self._bound_device: torch.device | None = None
         self._options = GroupOptions(timeout, list(self._global_ranks), group_name)
+        # Before anything is opened, as it may refuse the setting.
+        grouping = Grouping(config.groups, self._global_ranks)
         self._communicator = Communicator(
             store,
             rank,
@@ -68,7 +72,7 @@ class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup)
             timeout=timeout,
             config=config,
         )
-        self._calls = Calls(rank, size, config)
+        self._calls = Calls(rank, size, config, partial(grouping.get, self._communicator.subnets))
         self._subject = watch(self._communicator, self)
         self._launcher = Launcher(self._communicator, config, timeout, self._subject)
         self._repeated = {}
