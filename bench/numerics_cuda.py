@@ -77,8 +77,11 @@ def main() -> int:
     failures: list[str] = []
     records: list[dict[str, Any]] = []
     for name, (model, inputs) in models(options.large).items():
-        for setting, tf32, allowed in (("off", False, False), ("on", True, False),
-                                       ("allowed", True, True)):
+        for setting, tf32, allowed in (
+            ("off", False, False),
+            ("on", True, False),
+            ("allowed", True, True),
+        ):
             set_tf32(tf32)
             torch.cuda.reset_peak_memory_stats()
             begin = time.perf_counter()
@@ -86,13 +89,22 @@ def main() -> int:
             took = time.perf_counter() - begin
             kinds = sorted({finding.kind for finding in report.findings})
             worst = max((layer.relative_error for layer in report.layers.values()), default=0.0)
-            records.append({
-                "model": name, "tf32": setting, "findings": len(report.findings), "kinds": kinds,
-                "worst": worst, "seconds": took,
-                "gpu_peak_bytes": torch.cuda.max_memory_allocated(),
-            })
-            print(f"{name}, TF32 {setting}: {len(report.findings)} findings {kinds}, worst relative "
-                  f"error {worst:.1e}, {took:.1f} s", flush=True)
+            records.append(
+                {
+                    "model": name,
+                    "tf32": setting,
+                    "findings": len(report.findings),
+                    "kinds": kinds,
+                    "worst": worst,
+                    "seconds": took,
+                    "gpu_peak_bytes": torch.cuda.max_memory_allocated(),
+                }
+            )
+            print(
+                f"{name}, TF32 {setting}: {len(report.findings)} findings {kinds}, worst "
+                f"relative error {worst:.1e}, {took:.1f} s",
+                flush=True,
+            )
             strange = [f for f in report.findings if f.kind != "tf32"]
             elsewhere = [f for f in report.findings if not any(p in f.op for p in PRODUCTS)]
             if (not tf32 or allowed) and report.findings:
@@ -104,8 +116,10 @@ def main() -> int:
     set_tf32(False)
     table = check_stft(device="cuda")
     for length, (out, grad, fine) in table.items():
-        print(f"torch.stft, {length} samples: output {out.relative:.1e}, gradient cosine "
-              f"{grad.cosine:.6f}, {'ok' if fine else 'WRONG'}")
+        print(
+            f"torch.stft, {length} samples: output {out.relative:.1e}, gradient cosine "
+            f"{grad.cosine:.6f}, {'ok' if fine else 'WRONG'}"
+        )
         if not fine:
             failures.append(f"torch.stft is wrong at {length}")
     if options.json:

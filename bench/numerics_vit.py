@@ -24,8 +24,10 @@ def main() -> int:
     torch.manual_seed(0)
     model = VisionTransformer.paper()
     count = sum(p.numel() for p in model.parameters())
-    print(f"{count / 1e6:.1f} M parameters, batch {options.batch}, "
-          f"{torch.get_num_threads()} threads", flush=True)
+    print(
+        f"{count / 1e6:.1f} M parameters, batch {options.batch}, {torch.get_num_threads()} threads",
+        flush=True,
+    )
     images = torch.randn(options.batch, 3, 32, 32)
     report = check_model(
         model, (images,), device=options.device, deterministic=not options.once, progress=True

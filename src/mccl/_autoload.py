@@ -60,3 +60,7 @@ def on_import() -> None:
     """Called by ``import mccl``: register now, unless ``import torch`` is going to do it."""
     if "torch" in sys.modules or not _torch_will_call_us():
         load()
+    # Light (no torch in it), and on a Mac alone does it say anything.
+    from mccl.numerics import guard
+
+    guard.warn_on_mac()

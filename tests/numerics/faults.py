@@ -216,8 +216,9 @@ def norm_weight_gradient_of_first_row(true: Any, *args: Any) -> Any:
     return gx, (gw * 0.5 if gw is not None else None), gb
 
 
-def batch_norm_wrong_running_variance(true: Any, x: Tensor, w: Any, b: Any, mean: Any, var: Any,
-                                      *args: Any) -> Any:
+def batch_norm_wrong_running_variance(
+    true: Any, x: Tensor, w: Any, b: Any, mean: Any, var: Any, *args: Any
+) -> Any:
     """Output right, running variance kept biased (a buffer written in place)."""
     out = true(x, w, b, mean, var, *args)
     if var is not None and args[0]:
@@ -239,8 +240,9 @@ def refuses(true: Any, *args: Any, **kwargs: Any) -> Tensor:
     raise NotImplementedError("The operator 'aten::angle' is not implemented for this device")
 
 
-def embedding_gradient_without_repeats(true: Any, grad: Tensor, index: Tensor, n: int, *args: Any
-                                       ) -> Tensor:
+def embedding_gradient_without_repeats(
+    true: Any, grad: Tensor, index: Tensor, n: int, *args: Any
+) -> Tensor:
     """Writes where it should add: a repeated index keeps its last gradient only."""
     out = torch.zeros(n, grad.shape[-1])
     out[index.reshape(-1)] = grad.reshape(-1, grad.shape[-1])
@@ -276,13 +278,15 @@ class OtherMask(torch.autograd.Function):
         return grad * (torch.rand(grad.shape) >= ctx.p) / (1 - ctx.p), None
 
 
-def dropout_other_mask(true: Any, x: Tensor, p: float = 0.5, training: bool = True,
-                       inplace: bool = False) -> Tensor:
+def dropout_other_mask(
+    true: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     return OtherMask.apply(x, p) if training else x
 
 
-def dropout_unscaled(true: Any, x: Tensor, p: float = 0.5, training: bool = True,
-                     inplace: bool = False) -> Tensor:
+def dropout_unscaled(
+    true: Any, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     out: Tensor = true(x, p, training, False)
     return out * (1 - p) if training else out
 
@@ -360,6 +364,7 @@ _audio = randn(2, 1, EDGE + 1)
 _images = randn(2, 4, 12, 12)
 _rows = randn(6, 8)
 
+# fmt: off
 FAULTS: tuple[Fault, ...] = (
     Fault("reflection backward beyond 2^16, functional", "pad", "backward",
           layers(scale=Apply(lambda x: 2 * x), pad=PaddedAudio(), act=nn.Tanh()), _audio,
@@ -471,3 +476,4 @@ FAULTS: tuple[Fault, ...] = (
           layers(linear=nn.Linear(8, 8), write=Apply(lambda x: write_slice(x))), _rows,
           lambda: {aten.copy_.default: copies_shifted}),
 )
+# fmt: on

@@ -61,7 +61,8 @@ class UNet(nn.Module):
         b = functional.silu(self.down2(functional.avg_pool2d(a, 2)))
         c = functional.silu(self.middle(functional.max_pool2d(b, 2)))
         c = functional.interpolate(c, scale_factor=2, mode="bilinear", align_corners=False)
-        return self.out(torch.cat([self.up(c + b), a, functional.interpolate(b, scale_factor=2)], 1)[:, :24])
+        wide = functional.interpolate(b, scale_factor=2)
+        return self.out(torch.cat([self.up(c + b), a, wide], 1)[:, :24])
 
 
 class WaveNet(nn.Module):
@@ -127,7 +128,8 @@ class SpectralVAE(nn.Module):
         y = self.decode(z)
         a, b = self.spectrum(y.squeeze(1)), self.spectrum(x.squeeze(1)[:, : y.shape[-1]])
         kl = -0.5 * torch.mean(1 + log_var - mean**2 - log_var.exp())
-        return functional.l1_loss(torch.log(a), torch.log(b)) + torch.norm(a - b) / torch.norm(b) + 0.1 * kl
+        convergence = torch.norm(a - b) / torch.norm(b)
+        return functional.l1_loss(torch.log(a), torch.log(b)) + convergence + 0.1 * kl
 
 
 class Vocoder(nn.Module):
@@ -291,11 +293,13 @@ def _edges() -> Tensor:
     return torch.randint(0, 7, (2, 15), generator=seeded())
 
 
+# fmt: off
 HEALTHY: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {
     "vit": (lambda: VisionTransformer(dim=32, depth=2, heads=4, hidden=64),
             lambda: (noise(2, 3, 32, 32),)),
     "resnet-batchnorm": (resnet, lambda: (noise(4, 3, 32, 32),)),
-    "resnet-groupnorm": (lambda: GroupNormResNet(width=8, blocks=(1, 1)), lambda: (noise(2, 3, 32, 32),)),
+    "resnet-groupnorm": (lambda: GroupNormResNet(width=8, blocks=(1, 1)),
+                         lambda: (noise(2, 3, 32, 32),)),
     "unet": (UNet, lambda: (noise(2, 1, 16, 16),)),
     "wavenet": (WaveNet, lambda: (noise(2, 1, 200),)),
     "transformer": (Language, lambda: (torch.randint(0, 20, (2, 9), generator=seeded()),)),
@@ -320,4 +324,5 @@ HEALTHY: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]
                                            nn.Linear(64, 8)).bfloat16(),
                      lambda: (noise(4, 64).bfloat16(),)),
 }
+# fmt: on
 """By name: the model and its example inputs."""

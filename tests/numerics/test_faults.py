@@ -28,7 +28,8 @@ def test_same_model_is_fine_without_the_fault(fault: Fault) -> None:
     torch.manual_seed(1)
     report = check_model(fault.model(), fault.inputs(), device="cpu")
     assert report.ok, str(report)
-    assert report.end_to_end is not None and report.end_to_end.ok
+    assert report.end_to_end is not None
+    assert report.end_to_end.ok
 
 
 def test_there_are_thirty_faults() -> None:

@@ -61,14 +61,18 @@ def test_stft_equals_torch(
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize("options", [
-    {"n_fft": 64, "hop_length": 16},
-    {"n_fft": 64, "hop_length": 16, "win_length": 48, "normalized": True},
-    {"n_fft": 63, "hop_length": 20},
-    {"n_fft": 64, "hop_length": 16, "length": 300},
-    {"n_fft": 64, "hop_length": 16, "length": 333},
-    {"n_fft": 64, "hop_length": 32, "center": False, "window": "hamming"},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_fft": 64, "hop_length": 16},
+        {"n_fft": 64, "hop_length": 16, "win_length": 48, "normalized": True},
+        {"n_fft": 63, "hop_length": 20},
+        {"n_fft": 64, "hop_length": 16, "length": 300},
+        {"n_fft": 64, "hop_length": 16, "length": 333},
+        {"n_fft": 64, "hop_length": 32, "center": False, "window": "hamming"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 def test_istft_equals_torch(backend: str, options: dict[str, Any], batch: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -104,18 +108,21 @@ def test_there_and_back_again() -> None:
     torch.testing.assert_close(back, x)
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: stft(torch.zeros(100).half(), 16), "float32 or float64"),
-    (lambda: stft(torch.zeros(8), 16), "cannot be reflected"),
-    (lambda: stft(torch.zeros(8), 16, center=False), "shorter than n_fft"),
-    (lambda: stft(torch.zeros(100), 16, onesided=False), "onesided"),
-    (lambda: stft(torch.zeros(100), 16, pad_mode="circular"), "pad_mode"),
-    (lambda: stft(torch.zeros(100), 16, window=torch.ones(9)), "win_length"),
-    (lambda: stft(torch.zeros(100), 16, window=torch.ones(16, requires_grad=True)), "gradient"),
-    (lambda: stft(torch.zeros(100), 16, backend="cufft"), "native, reference"),
-    (lambda: istft(torch.zeros(9, 4), 16), "complex"),
-    (lambda: istft(torch.ones(9, 4, dtype=torch.complex64), 16, 32), "uncovered"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: stft(torch.zeros(100).half(), 16), "float32 or float64"),
+        (lambda: stft(torch.zeros(8), 16), "cannot be reflected"),
+        (lambda: stft(torch.zeros(8), 16, center=False), "shorter than n_fft"),
+        (lambda: stft(torch.zeros(100), 16, onesided=False), "onesided"),
+        (lambda: stft(torch.zeros(100), 16, pad_mode="circular"), "pad_mode"),
+        (lambda: stft(torch.zeros(100), 16, window=torch.ones(9)), "win_length"),
+        (lambda: stft(torch.zeros(100), 16, window=torch.ones(16, requires_grad=True)), "gradient"),
+        (lambda: stft(torch.zeros(100), 16, backend="cufft"), "native, reference"),
+        (lambda: istft(torch.zeros(9, 4), 16), "complex"),
+        (lambda: istft(torch.ones(9, 4, dtype=torch.complex64), 16, 32), "uncovered"),
+    ],
+)
 def test_wrong_calls_say_what_to_do(call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call()

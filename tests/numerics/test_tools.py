@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -18,8 +19,14 @@ from torch.nn import functional
 
 from mccl.cli import main
 from mccl.errors import UsageError
-from mccl.numerics import check_model, patch_reflect_pad, sweep_model, write_script
-from mccl.numerics import guard, reflect_pad
+from mccl.numerics import (
+    check_model,
+    guard,
+    patch_reflect_pad,
+    reflect_pad,
+    sweep_model,
+    write_script,
+)
 from mccl.numerics.compare import MISSHAPEN, THRESHOLDS, measure
 from mccl.numerics.reflect_pad import ReflectPad, unpatch_reflect_pad
 
@@ -40,8 +47,9 @@ def test_sweep_finds_the_length_and_the_exception() -> None:
         lengths=(2**15, 2**16 - 1, 2**16, 2**16 + 1, 2**17), batches=(1, 2), channels=(1, 2),
     )  # fmt: skip
     wrong = {point.shape for point in swept.failures}
-    assert all(point.finding is not None and point.finding.phase == "backward"
-               for point in swept.failures)
+    assert all(
+        point.finding is not None and point.finding.phase == "backward" for point in swept.failures
+    )
     right = {point.shape for point in swept.points} - wrong
     assert {shape[-1] for shape in wrong} == {2**16, 2**16 + 1, 2**17}
     assert {s for s in right if s[-1] >= 2**16} == {(1, 1, 2**16), (1, 1, 2**17)}
@@ -66,7 +74,8 @@ def test_sweep_keeps_fixed_channels_and_says_what_it_leaves_out() -> None:
 def _run_script(path: Path, device: FaultyDevice | None) -> int:
     """The script's exit code; inside the faulty device, on which it runs as on a real one."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     if device is None:
@@ -83,8 +92,14 @@ def _run_script(path: Path, device: FaultyDevice | None) -> int:
     return int(script.main())
 
 
-SCRIPTED = [fault for fault in FAULTS if not fault.kinds and "dropout" not in fault.name
-            and fault.name != "stale buffer" and "custom" not in fault.name]
+SCRIPTED = [
+    fault
+    for fault in FAULTS
+    if not fault.kinds
+    and "dropout" not in fault.name
+    and fault.name != "stale buffer"
+    and "custom" not in fault.name
+]
 
 
 @pytest.mark.parametrize("fault", SCRIPTED, ids=lambda fault: fault.name)
@@ -106,8 +121,9 @@ def test_script_stands_alone(tmp_path: Path) -> None:
     path = write_script(report.findings[0], tmp_path / "reflect.py", device=device)
     assert "mccl" not in path.read_text()
     assert "torch.nn.functional.pad(x[0], (2, 2), " in path.read_text()
-    done = subprocess.run([sys.executable, str(path), "cpu"], capture_output=True, text=True,
-                          timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, str(path), "cpu"], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "ok      gradient" in done.stdout
 
@@ -219,11 +235,14 @@ def test_model_and_global_state_are_left_alone() -> None:
     assert "apply" not in torch.autograd.function._SingleLevelFunction.__dict__
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ((nn.Linear(2, 2), torch.ones(2)), "tuple"),
-    ((nn.Linear(2, 2), (torch.ones(2),), "xyz"), "not one torch knows"),
-    ((nn.Linear(2, 2), (torch.ones(2),), "mps"), "not available"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((nn.Linear(2, 2), torch.ones(2)), "tuple"),
+        ((nn.Linear(2, 2), (torch.ones(2),), "xyz"), "not one torch knows"),
+        ((nn.Linear(2, 2), (torch.ones(2),), "mps"), "not available"),
+    ],
+)
 def test_wrong_calls_say_what_to_do(arguments: tuple[Any, ...], message: str) -> None:
     model, inputs, *device = arguments
     if device == ["mps"] and torch.backends.mps.is_available():
@@ -255,10 +274,19 @@ def _unpatched() -> Iterator[None]:
     unpatch_reflect_pad()
 
 
-@pytest.mark.parametrize(("version", "wrong"), [
-    ("2.11.0", True), ("2.14.1", True), ("2.15.0", False), ("2.15.0.dev20260901", False),
-    ("3.0", False), ("2.13.0+cpu", True), (None, False), ("unknown", False),
-])
+@pytest.mark.parametrize(
+    ("version", "wrong"),
+    [
+        ("2.11.0", True),
+        ("2.14.1", True),
+        ("2.15.0", False),
+        ("2.15.0.dev20260901", False),
+        ("3.0", False),
+        ("2.13.0+cpu", True),
+        (None, False),
+        ("unknown", False),
+    ],
+)
 def test_affected_versions(version: str | None, wrong: bool) -> None:
     assert guard.affected(version) is wrong
 
@@ -276,10 +304,44 @@ def test_warns_once_on_a_mac_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "patch_reflect_pad" in str(caught[0].message)
 
 
-@pytest.mark.parametrize(("shape", "padding"), [
-    ((2, 3, 9), (4, 2)), ((3, 9), (0, 8)), ((2, 2, 6, 7), (3, 1, 2, 5)),
-    ((1, 2, 4, 5, 6), (1, 2, 3, 1, 0, 3)),
-])
+def test_warning_never_breaks_the_import(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``import torch`` loads mccl through an entry point; -W error must not break it."""
+    monkeypatch.setattr(guard, "_warned", False)
+    monkeypatch.setattr(guard, "torch_version", lambda: "2.14.1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        guard.warn_on_mac("darwin")
+    assert "patch_reflect_pad" in capsys.readouterr().err
+
+
+def test_guard_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from mccl.numerics import guard; guard.warn_on_mac('linux')"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shape", "padding"),
+    [
+        ((2, 3, 9), (4, 2)),
+        ((3, 9), (0, 8)),
+        ((2, 2, 6, 7), (3, 1, 2, 5)),
+        ((1, 2, 4, 5, 6), (1, 2, 3, 1, 0, 3)),
+    ],
+)
 def test_replacement_has_torch_gradients(shape: Any, padding: Any) -> None:
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     expected = functional.pad(x, padding, mode="reflect")
@@ -314,7 +376,7 @@ def test_patch_is_not_applied_where_torch_is_right(monkeypatch: pytest.MonkeyPat
 
 # ---- the command ----
 
-MODELS = '''
+MODELS = """
 import torch
 from torch import nn
 
@@ -326,7 +388,7 @@ def with_inputs():
 
 def nothing():
     return 3
-'''
+"""
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,20 +400,38 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "end to end: ok" in capsys.readouterr().out
     assert json.loads(out.read_text())["ok"] is True
     assert main(["check", f"{path}:with_inputs", "--device", "cpu", "--eval"]) == 0
-    assert main(["check", f"{path}:model", "--input", "4x8", "--device", "cpu", "--layers", "1",
-                 "--sweep", "99,100"]) == 0
+    assert (
+        main(
+            [
+                "check",
+                f"{path}:model",
+                "--input",
+                "4x8",
+                "--device",
+                "cpu",
+                "--layers",
+                "1",
+                "--sweep",
+                "99,100",
+            ]
+        )
+        == 0
+    )
     assert "1 torch.nn.functional.relu: right at all 6 shapes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["{}:nothing"], "expected a torch.nn.Module"),
-    (["{}:model"], "--input"),
-    (["{}:absent"], "has no function"),
-    (["no_such_module:model"], "cannot be imported"),
-    (["model"], "MODULE:FACTORY"),
-    (["{}:model", "--input", "8xx"], "not understood"),
-    (["{}:model", "--input", "4x8", "--sweep", "a"], "--sweep"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{}:nothing"], "expected a torch.nn.Module"),
+        (["{}:model"], "--input"),
+        (["{}:absent"], "has no function"),
+        (["no_such_module:model"], "cannot be imported"),
+        (["model"], "MODULE:FACTORY"),
+        (["{}:model", "--input", "8xx"], "not understood"),
+        (["{}:model", "--input", "4x8", "--sweep", "a"], "--sweep"),
+    ],
+)
 def test_command_explains_mistakes(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

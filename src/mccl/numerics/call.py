@@ -27,11 +27,13 @@ CPU = torch.device("cpu")
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 """What torch raises when a device lacks or refuses an operator."""
 
+_TENSOR: Any = torch.Tensor
+
 _TO_WIDE: dict[Any, Callable[..., Any]] = {
     torch.Tensor.float: torch.Tensor.double,
     torch.Tensor.half: torch.Tensor.double,
     torch.Tensor.bfloat16: torch.Tensor.double,
-    torch.Tensor.cfloat: torch.Tensor.cdouble,
+    _TENSOR.cfloat: _TENSOR.cdouble,
     torch.Tensor.cuda: lambda tensor, *args, **kwargs: tensor,
     torch.Tensor.cpu: lambda tensor, *args, **kwargs: tensor,
 }
@@ -106,7 +108,8 @@ class Result:
     """What one run of a call gave, on the CPU.
 
     outputs: tensors returned, then inputs changed in place. grads: one a tensor of the call,
-    None where there is none. written: numbers of the inputs changed in place. error: the device's refusal, with the phase it came in.
+    None where there is none. written: numbers of the inputs changed in place. error: the device's
+    refusal, with the phase it came in.
     """
 
     outputs: list[Tensor] = field(default_factory=list)
@@ -205,7 +208,12 @@ def run_reference(
         return func(*args, **kwargs)
 
     return _run(
-        call, tensors, invoke, lambda: mode, shake=lambda given: [shaken(c) for c in given], seed=seed
+        call,
+        tensors,
+        invoke,
+        lambda: mode,
+        shake=lambda given: [shaken(c) for c in given],
+        seed=seed,
     )
 
 
@@ -308,7 +316,9 @@ def _run(
             return result  # the shapes are a finding of their own
         else:
             cotangents = given
-        placed = [c.to(device=t.device, dtype=t.dtype) for c, t in zip(cotangents, active, strict=True)]
+        placed = [
+            c.to(device=t.device, dtype=t.dtype) for c, t in zip(cotangents, active, strict=True)
+        ]
         with modes():
             grads = torch.autograd.grad(active, wanted_tensors, placed, allow_unused=True)
         by_id = {id(t): g for t, g in zip(wanted_tensors, grads, strict=True)}

@@ -100,7 +100,7 @@ class Capture(TorchFunctionMode):
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave, always_call=True),
         ]
-        base: Any = autograd_function._SingleLevelFunction  # type: ignore[attr-defined]
+        base: Any = autograd_function._SingleLevelFunction
         base.apply = classmethod(self._custom)
         try:
             with default_dtype(torch.float64), self, torch.enable_grad():
@@ -132,8 +132,9 @@ class Capture(TorchFunctionMode):
 
     def _custom(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
         """Stands for ``apply`` of every custom autograd function."""
-        base: Any = autograd_function._SingleLevelFunction  # type: ignore[attr-defined]
-        actual = super(base, cls).apply
+        base: Any = autograd_function._SingleLevelFunction
+        parent: Any = super(base, cls)
+        actual = parent.apply
         if self._busy:
             return actual(*args, **kwargs)
         if cls is torch.utils.checkpoint.CheckpointFunction:
@@ -144,7 +145,7 @@ class Capture(TorchFunctionMode):
         return self._handle(actual, op, args, kwargs)
 
     def _handle(self, func: Any, op: str | None, args: Sequence[Any], kwargs: Any) -> Any:
-        op = op or getattr(func, "__name__", repr(func))
+        op = op or str(getattr(func, "__name__", repr(func)))
         args, kwargs = map_leaves(self._widened, list(args)), map_leaves(self._widened, kwargs)
         inputs = leaves((args, kwargs))
         silent = op in _QUIET or (op.endswith(("__get__", "__set__")) and op not in _PROPERTIES)
@@ -212,8 +213,10 @@ class Capture(TorchFunctionMode):
         storages = {t.untyped_storage()._cdata for t in inputs}
         if any(t.untyped_storage()._cdata not in storages for t in outputs):
             return False
-        layout = [(tuple(t.shape), t.stride(), t.dtype, w) for t, w in zip(
-            call.tensors, call.wants, strict=True)]
+        layout = [
+            (tuple(t.shape), t.stride(), t.dtype, w)
+            for t, w in zip(call.tensors, call.wants, strict=True)
+        ]
         key = (call.op, repr(layout), repr(call.args), repr(call.kwargs))
         if key in self._views:
             return True

@@ -89,7 +89,7 @@ def check_model(
         UsageError: the device is missing, the inputs are no sequence, or the model cannot be
             copied or run.
     """
-    if isinstance(example_inputs, torch.Tensor) or not isinstance(example_inputs, Sequence):
+    if not isinstance(example_inputs, list | tuple):
         raise UsageError(
             f"example_inputs is a {type(example_inputs).__name__}; expected a tuple of forward's "
             "arguments, such as (x,)"
@@ -103,9 +103,7 @@ def check_model(
         target, seed, thresholds, target.bitwise(), deterministic, allow_tf32, report.notes
     )
     walk = _Walk(report, judge, layers)
-    whole = Whole(
-        model, tuple(example_inputs), kwargs, target, real, seed, input_grad, thresholds
-    )
+    whole = Whole(model, tuple(example_inputs), kwargs, target, real, seed, input_grad, thresholds)
     with torch.random.fork_rng(devices=[]):
         total = _count(whole) if progress else 0
         walk.progress = Progress(total, enabled=progress)
@@ -163,8 +161,9 @@ def _walk(whole: Whole, visitor: Any) -> None:
         for tree in (whole.inputs, whole.kwargs)
     )
     capture = Capture(model, visitor, real=whole.real, dtypes=dtypes)
-    for ours, given in zip(_tensors((inputs, kwargs)), _tensors((whole.inputs, whole.kwargs)),
-                           strict=True):
+    for ours, given in zip(
+        _tensors((inputs, kwargs)), _tensors((whole.inputs, whole.kwargs)), strict=True
+    ):
         capture.remember(ours, given.dtype)
     with capture.attached():
         model(*inputs, **kwargs)

@@ -128,10 +128,15 @@ class _Case:
         """The second run on the device against the first."""
         if again is self.actual or again.error is not None:
             return
-        firsts = [("forward", label, t) for label, t in zip(
-            self.actual.labels, self.actual.outputs, strict=True)]
-        firsts += [("backward", label, g) for label, g in zip(
-            self.call.labels, self.actual.grads, strict=True) if g is not None]
+        firsts = [
+            ("forward", label, t)
+            for label, t in zip(self.actual.labels, self.actual.outputs, strict=True)
+        ]
+        firsts += [
+            ("backward", label, g)
+            for label, g in zip(self.call.labels, self.actual.grads, strict=True)
+            if g is not None
+        ]
         seconds = again.outputs + [g for g in again.grads if g is not None]
         for (phase, label, first), second in zip(firsts, seconds, strict=False):
             if same_bits(first, second):
@@ -201,9 +206,7 @@ class _Case:
             return False
         return self._within(found, phase, index, TF32_STEP, TF32_FACTOR)
 
-    def _within(
-        self, found: Measure, phase: str, index: int, step: float, factor: float
-    ) -> bool:
+    def _within(self, found: Measure, phase: str, index: int, step: float, factor: float) -> bool:
         """Whether moving the inputs by `step` moves the reference about as far."""
         if step not in self._shaken:
             self._shaken[step] = [

@@ -6,6 +6,7 @@ over ``torch.stft`` on the device and over the independent one.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,7 +116,7 @@ def check_auraloss(
     Raises:
         ModuleNotFoundError: auraloss is not installed (``pip install auraloss``).
     """
-    from auraloss.freq import MultiResolutionSTFTLoss as Loss
+    Loss = importlib.import_module("auraloss.freq").MultiResolutionSTFTLoss  # noqa: N806
 
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(2, 1, length, generator=generator) for _ in range(2))

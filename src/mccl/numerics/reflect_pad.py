@@ -43,8 +43,9 @@ class ReflectPad(torch.autograd.Function):
     """torch's forward pass (which is exact), and :func:`fold_reflection` backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, padding: tuple[int, ...], pad: Callable[..., Tensor]
-                ) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, padding: tuple[int, ...], pad: Callable[..., Tensor]
+    ) -> Tensor:
         ctx.padding = padding
         return pad(x, padding, "reflect")
 
@@ -77,14 +78,14 @@ def patch_reflect_pad(*, devices: Sequence[str] = ("mps",), force: bool = False)
 
     @functools.wraps(original)
     def pad(
-        input: Tensor,  # noqa: A002 - torch's name
+        input: Tensor,
         pad: Sequence[int],
         mode: str = "constant",
         value: float | None = None,
     ) -> Tensor:
         wanted = mode == "reflect" and input.device.type in kinds
         if not wanted or not input.requires_grad or not torch.is_grad_enabled():
-            return original(input, pad, mode, value)  # type: ignore[arg-type]
+            return original(input, pad, mode, value)
         result: Tensor = ReflectPad.apply(input, tuple(pad), original)  # type: ignore[no-untyped-call]
         return result
 

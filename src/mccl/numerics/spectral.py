@@ -106,8 +106,9 @@ class _Forward(torch.autograd.Function):
     """(rows, length) real to (rows, bins, frames) complex."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Array, frames: Frames, fft: RealFFT, scale: float
-                ) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, window: Array, frames: Frames, fft: RealFFT, scale: float
+    ) -> Tensor:
         ctx.window, ctx.frames, ctx.fft, ctx.scale = window, frames, fft, scale
         spectra = fft.rfft(_windowed(frames.cut(_array(x)), window, fft)) * _as(scale, fft, x)
         return _like(spectra.swapaxes(1, 2), x, complex_=True)
@@ -146,13 +147,16 @@ class _Inverse(torch.autograd.Function):
 
 def _windowed(frames: Array, window: Array, fft: RealFFT) -> Array:
     if fft.name == "reference":
-        return frames.astype(np.float64, copy=False) * window
-    return frames * window.astype(frames.dtype, copy=False)
+        frames = frames.astype(np.float64, copy=False)
+    out: Array = frames * window.astype(frames.dtype, copy=False)
+    return out
 
 
 def _as(scale: float, fft: RealFFT, like: Tensor) -> Any:
-    return np.float64(scale) if fft.name == "reference" or like.dtype == torch.float64 else (
-        np.float32(scale)
+    return (
+        np.float64(scale)
+        if fft.name == "reference" or like.dtype == torch.float64
+        else (np.float32(scale))
     )
 
 
@@ -175,7 +179,7 @@ def _window(window: Tensor | None, win_length: int, n_fft: int) -> Array:
 
 
 def stft(
-    input: Tensor,  # noqa: A002 - torch.stft's name
+    input: Tensor,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,
@@ -230,7 +234,7 @@ def stft(
 
 
 def istft(
-    input: Tensor,  # noqa: A002 - torch.istft's name
+    input: Tensor,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,

@@ -46,9 +46,9 @@ class Tape:
         return _Replay(self._drawn)
 
 
-class _Record(TorchDispatchMode):
+class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, drawn: list[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._drawn = drawn
 
     def __torch_dispatch__(
@@ -68,9 +68,9 @@ def _keep(leaf: Any) -> Any:
     return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
 
 
-class _Replay(TorchDispatchMode):
+class _Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, drawn: list[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._drawn = drawn
         self._next = 0
 

@@ -40,9 +40,9 @@ class SplitComplex(ctypes.Structure):
 class Library(Protocol):
     """The three functions of Accelerate that are used."""
 
-    vDSP_create_fftsetup: Any
-    vDSP_destroy_fftsetup: Any
-    vDSP_fftm_zrip: Any
+    vDSP_create_fftsetup: Any  # noqa: N815 - Apple's names
+    vDSP_destroy_fftsetup: Any  # noqa: N815
+    vDSP_fftm_zrip: Any  # noqa: N815
 
 
 def load() -> Library:
@@ -116,9 +116,7 @@ class Accelerate:
         pointer = ctypes.POINTER(ctypes.c_float)
         split = SplitComplex(real.ctypes.data_as(pointer), imag.ctypes.data_as(pointer))
         signals, half = real.shape
-        self._library.vDSP_fftm_zrip(
-            setup, ctypes.byref(split), 1, half, log2, signals, direction
-        )
+        self._library.vDSP_fftm_zrip(setup, ctypes.byref(split), 1, half, log2, signals, direction)
 
     def rfft(self, frames: Array) -> Array:
         """See :class:`~mccl.numerics.fft.RealFFT`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -71,7 +72,10 @@ class Widen(TorchFunctionMode):
 
 def widened_model(model: nn.Module) -> nn.Module:
     """A float64 copy of `model` on the CPU."""
-    return copy.deepcopy(model)._apply(lambda t: t.detach().to(device="cpu", dtype=wide(t.dtype)))
+    made: Any = copy.deepcopy(model)
+    made._apply(lambda t: t.detach().to(device="cpu", dtype=wide(t.dtype)))
+    copied: nn.Module = made
+    return copied
 
 
 def inputs_for(tree: Any, *, real: torch.dtype | None, place: torch.device, grad: bool) -> Any:
@@ -287,7 +291,7 @@ class Whole:
 
 
 def _rms(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor)) / max(1, tensor.numel()) ** 0.5
+    return float(torch.linalg.vector_norm(tensor)) / math.sqrt(max(1, tensor.numel()))
 
 
 def _typical(grads: Mapping[str, Tensor]) -> float:
@@ -300,7 +304,7 @@ def _nothing(found: Measure, reference: Tensor, typical: float) -> bool:
 
     The bias before a batch norm is one: its gradient is a sum that cancels exactly.
     """
-    error = found.distance / max(1, reference.numel()) ** 0.5
+    error = found.distance / math.sqrt(max(1, reference.numel()))
     return max(error, _rms(reference)) <= NEGLIGIBLE * typical
 
 
