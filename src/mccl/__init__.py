@@ -15,6 +15,7 @@ from mccl import _autoload
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from mccl.advice import suggest_bucket_cap_mb as suggest_bucket_cap_mb
     from mccl.config import Config as Config
     from mccl.observe.dump import dump_flight_recorder as dump_flight_recorder
     from mccl.observe.metrics import metrics as metrics
@@ -31,6 +32,7 @@ _EXPORTS = {
     "metrics": "mccl.observe.metrics",
     "monitored_barrier": "mccl.process_group",
     "reset_metrics": "mccl.observe.metrics",
+    "suggest_bucket_cap_mb": "mccl.advice",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "metrics",
     "monitored_barrier",
     "reset_metrics",
+    "suggest_bucket_cap_mb",
 ]
 
 

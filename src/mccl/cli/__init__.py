@@ -19,7 +19,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("doctor", "examine this machine and say what to mend"),
     ("check", "compare a model on a device with float64 on the CPU, layer by layer"),
     ("bench", "measure: collectives, overlap, training, stress"),
-    ("plan", "show the plan of a collective, step by step"),
+    ("plan", "predict bandwidth, step time and efficiency of a fleet, and advise"),
     ("explain", "say who waits for whom, from the flight records of a hung or failed run"),
     ("fleet", "lend and take back idle machines"),
 )
