@@ -33,6 +33,9 @@
 
 namespace mccl {
 
+// Longest sleep of the driver: then it looks at everything again.
+inline constexpr int64_t kMaxSleepUs = 500000;
+
 struct Request {
   enum Kind { kOperation, kLink, kClose } kind;
   std::shared_ptr<Comm> comm;
@@ -65,7 +68,7 @@ class Engine {
   Engine();
   void run();
 
-  // driver.cc: all below needs drive_mutex_.
+  // driver.cc and limits.cc: all below needs drive_mutex_.
   void drive(const Op* until);
   bool pass();
   void drain_inbox();
