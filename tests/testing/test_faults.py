@@ -1,0 +1,165 @@
+"""The fault kit: what fires, when, and what a short storm makes of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mccl.engine import Channel, NativeComm
+from mccl.errors import CorruptError, MCCLError, PeerDiedError, UsageError
+from mccl.testing import storm
+from mccl.testing.faults import Fault, Injector, Kind, read_marker
+from mccl.testing.relay import Relay
+from tests.process_group.ranks import run
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ({"kind": Kind.FLIP}, "say at which byte"),
+        ({"kind": Kind.KILL, "collective": 0}, "collective 1 or later"),
+        ({"kind": Kind.FLIP, "byte": 1, "bit": 8}, "bit 8"),
+    ],
+)
+def test_a_fault_that_cannot_happen_is_refused(fault: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        Fault(**{"rank": 0, "collective": 1, **fault})  # type: ignore[arg-type]
+
+
+class Wire:
+    """A relay with plain sockets for engine and peer."""
+
+    def __init__(self) -> None:
+        inside, self.peer = socket.socketpair()
+        self.starts: list[int] = []
+        self.relay = Relay(inside.detach(), 1, Channel.COLLECTIVE_TX, self.leaving)
+        self.engine = socket.socket(fileno=self.relay.engine_fd)
+        self.engine.settimeout(20)
+        self.peer.settimeout(20)
+        self.blocked = threading.Event()
+
+    def leaving(self, relay: Relay, start: int, data: bytes) -> bytes:
+        self.starts.append(start)
+        if b"!" in data:
+            relay.cut(both_ways=False)
+            self.blocked.set()
+        return data.upper()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    made = Wire()
+    yield made
+    made.relay.reset()
+    made.engine.close()
+    made.peer.close()
+
+
+def test_a_relay_passes_both_ways_and_ends_with_its_ends(wire: Wire) -> None:
+    wire.engine.sendall(b"out")
+    assert wire.peer.recv(10) == b"OUT"
+    wire.peer.sendall(b"in")
+    assert wire.engine.recv(10) == b"in"
+    wire.engine.sendall(b"more")
+    assert wire.peer.recv(10) == b"MORE"
+    wire.relay.mark()
+    wire.engine.sendall(b"last")
+    assert wire.peer.recv(10) == b"LAST"
+    assert wire.starts == [0, 3, 0]
+    wire.peer.close()
+    assert wire.engine.recv(10) == b""
+
+
+def test_a_cut_relay_holds_what_leaves_and_nothing_else(wire: Wire) -> None:
+    wire.engine.sendall(b"stay!")
+    assert wire.blocked.wait(20)
+    wire.peer.sendall(b"in")
+    assert wire.engine.recv(10) == b"in"
+    wire.peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        wire.peer.recv(10)
+
+
+def test_a_reset_relay_resets_its_engine(wire: Wire) -> None:
+    wire.relay.reset()
+    with pytest.raises(ConnectionResetError):
+        wire.engine.recv(10)
+    assert wire.peer.recv(10) == b""  # a Unix socket knows no reset
+
+
+def one_fault(rank: int, n: int, kind: Kind, byte: int | None, marker: str) -> tuple[str, int]:
+    fault = Fault(kind, rank=1, collective=3, byte=byte, peer=0, bit=2)
+    before = NativeComm.submit
+    with Injector(fault, rank, Path(marker)) as injector:
+        dist.init_process_group("mccl", rank=rank, world_size=n)
+        for number in range(1, 6):
+            tensor = torch.full((1000,), float(rank + 1))
+            try:
+                dist.all_reduce(tensor)
+            except MCCLError as error:
+                assert number >= 3
+                assert injector.fired == (rank == 1)
+                return type(error).__name__, -1 if error.peer is None else error.peer
+            assert bool((tensor == 3).all())
+    assert NativeComm.submit is before
+    return "", -1
+
+
+def test_a_fault_fires_at_its_collective(tmp_path: Path) -> None:
+    marker = tmp_path / "fired"
+    args = (Kind.KILL, None, str(marker))
+    results = run(2, one_fault, *args, group=False, may_die={1})
+    assert results[0] == (PeerDiedError.__name__, 1)
+    assert read_marker(marker) is not None
+
+
+def test_a_flipped_bit_is_found_and_its_link_named(tmp_path: Path) -> None:
+    marker = tmp_path / "fired"
+    args = (Kind.FLIP, 500, str(marker))
+    results = run(2, one_fault, *args, group=False, env={"MCCL_CHECKSUM": "1"})
+    assert results[0] == (CorruptError.__name__, 1)
+    assert results[1][0] == CorruptError.__name__
+    found = read_marker(marker)
+    assert found is not None
+    assert found.peer == 0
+
+
+def test_a_fault_that_does_not_fire_is_seen(tmp_path: Path) -> None:
+    args = (Kind.FLIP, 10**9, str(tmp_path / "fired"))
+    assert run(2, one_fault, *args, group=False) == [("", -1)] * 2
+    assert read_marker(tmp_path / "fired") is None
+
+
+def test_a_storm_is_seeded() -> None:
+    kinds = list(Kind)
+    drawn = [storm.draw(3, number, (2, 3), kinds) for number in range(20)]
+    assert drawn == [storm.draw(3, number, (2, 3), kinds) for number in range(20)]
+    assert drawn != [storm.draw(4, number, (2, 3), kinds) for number in range(20)]
+    assert {trial.fault.kind for trial in drawn} == set(kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Kind.KILL, Kind.RESET, Kind.FLIP, Kind.SLOW])
+def test_a_trial_is_judged(kind: Kind) -> None:
+    trial = storm.draw(1, 0, (2,), [kind])
+    trial = replace(trial, program="collectives")
+    verdict = storm.run(trial)
+    assert verdict.good, verdict
+    assert verdict.fired
+
+
+def test_a_bad_trial_is_told_from_a_good_one() -> None:
+    trial = storm.draw(1, 0, (2,), [Kind.KILL])
+    for changes in ({"hung": [1]}, {"wrong": ["#1"]}, {"quiet": [0]}, {"alarms": ["x"]},
+                    {"blamed": [True, False]}):  # fmt: skip
+        assert not storm.Verdict(trial, True, **changes).good  # type: ignore[arg-type]
+    assert storm.Verdict(trial, True, blamed=[True], seconds=[0.5]).good
+    assert not storm.Verdict(trial, False).good
+    assert "1/2" in storm.report([storm.Verdict(trial, True, blamed=[True, False])])
