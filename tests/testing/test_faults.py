@@ -155,6 +155,16 @@ def test_a_trial_is_judged(kind: Kind) -> None:
     assert verdict.fired
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["collectives", "training"])
+def test_a_storm_finds_a_wrong_result(program: str) -> None:
+    fault = Fault(Kind.FLIP, rank=0, collective=4, byte=40_000, bit=6)
+    verdict = storm.run(storm.Trial("1", 2, program, fault, checksum=False))
+    assert verdict.fired
+    assert verdict.wrong
+    assert not verdict.good
+
+
 def test_a_bad_trial_is_told_from_a_good_one() -> None:
     trial = storm.draw(1, 0, (2,), [Kind.KILL])
     for changes in ({"hung": [1]}, {"wrong": ["#1"]}, {"quiet": [0]}, {"alarms": ["x"]},

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import connection
 from pathlib import Path
@@ -48,6 +48,8 @@ class Trial:
     world: int
     program: str
     fault: Fault
+    checksum: bool = True
+    """Without it a flipped bit of a payload is not seen: the storm must find the wrong result."""
 
 
 @dataclass
@@ -176,7 +178,7 @@ def _rank(writer: Any, rank: int, port: int, trial: Trial, marker: Path) -> None
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         MCCL_PEER_TIMEOUT=str(PEER_TIMEOUT),
-        MCCL_CHECKSUM="1",
+        MCCL_CHECKSUM=str(int(trial.checksum)),
     )
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
@@ -234,6 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--world", default="2..4", help="ranks: one number or a range, 2..4")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", type=Kind, default=list(Kind), metavar="KIND")
+    parser.add_argument("--no-checksum", action="store_true", help="MCCL_CHECKSUM=0: flips do harm")
     options = parser.parse_args(argv)
     low, _, high = options.world.partition("..")
     worlds = range(int(low), int(high or low) + 1)
@@ -242,7 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verdicts = []
     for number in range(options.first, options.first + options.faults):
         began = time.monotonic()
-        verdict = run(draw(options.seed, number, worlds, options.kinds))
+        trial = draw(options.seed, number, worlds, options.kinds)
+        verdict = run(replace(trial, checksum=not options.no_checksum))
         verdicts.append(verdict)
         tell(number, verdict, time.monotonic() - began)
     print(report(verdicts), flush=True)
