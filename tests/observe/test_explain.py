@@ -159,6 +159,24 @@ def test_a_message_nobody_sent(tmp_path: Path, explain: Explain) -> None:
     assert "it is receive 2 of that kind, and rank 0 has sent 1" in finding["text"]
 
 
+def test_what_broke_the_group_is_told_once(tmp_path: Path, explain: Explain) -> None:
+    error = {"failure": "PEER_DIED", "culprit": 2, "reporter": 1, "message": "connection reset"}
+    for rank in (0, 1):
+        failed = entry(1, at=1, state="started")
+        failed["mccl"]["failed"] = True
+        write(tmp_path, rank, [failed])
+        file = tmp_path / f"trace_{rank}"
+        record = pickle.loads(file.read_bytes())
+        record["pg_status"]["0"]["mccl"]["error"] = error
+        file.write_bytes(pickle.dumps(record))
+    code, text = explain("--json")
+    found = [f for f in json.loads(text) if f["kind"] == "failure"]
+    assert code == 1
+    assert [(f["text"], f["ranks"]) for f in found] == [
+        ("PEER_DIED, culprit rank 2, as ranks 0, 1 know it: connection reset", [2])
+    ]
+
+
 def test_nothing_wrong(tmp_path: Path, explain: Explain) -> None:
     for rank in range(3):
         write(tmp_path, rank, [entry(n, at=n) for n in range(1, 5)])

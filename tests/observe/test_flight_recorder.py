@@ -45,7 +45,7 @@ def said(folder: Path) -> list[tuple[str, tuple[int, ...], int | None]]:
     return [(f.kind, f.ranks, f.sequence) for f in examine(group)]
 
 
-def different(rank: int, n: int) -> None:
+def different(rank: int, n: int, folder: str) -> None:
     for size in (10, 20):
         dist.all_reduce(torch.ones(size))
     # Which of the two depends on whether the two plans share a link.
@@ -53,11 +53,17 @@ def different(rank: int, n: int) -> None:
     call = (lambda: dist.broadcast(tensor, 0)) if rank == 2 else (lambda: dist.all_reduce(tensor))
     with pytest.raises((MismatchError, CollectiveTimeoutError)):
         call()
+    path = Path(folder) / f"{dump.PREFIX}{rank}"
+    kept = path.rename(path.with_name(f".kept{rank}"))
+    with pytest.raises((MismatchError, CollectiveTimeoutError)):
+        dist.barrier()
+    assert not path.exists(), "a group's failure is dumped once"
+    kept.rename(path)
 
 
 def test_ranks_that_call_different_things(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "dumps"
-    run(3, different, timeout=4, env={"MCCL_DUMP_DIR": str(folder)})
+    run(3, different, str(folder), timeout=4, env={"MCCL_DUMP_DIR": str(folder)})
     assert sorted(p.name for p in folder.iterdir()) == [f"{dump.PREFIX}{r}" for r in range(3)]
     for rank in range(3):
         entries = read(folder, rank)["entries"]

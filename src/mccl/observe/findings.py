@@ -87,7 +87,8 @@ def _stuck(group: Group) -> Iterable[Finding]:
     calls = {r: v.collectives[number] for r, v in group.views.items() if number in v.collectives}
     waiting = {rank: call for rank, call in calls.items() if not call.done}
     missing = [rank for rank in group.ranks if _never_came(group, rank, number)]
-    what = f"{_shown(next(iter(waiting.values())))} (#{number})"
+    example = next(iter(waiting.values()))
+    what, plain = f"{_shown(example)} (#{number})", f"{example.shown} (#{number})"
     if missing:
         came = [f"{_since(group.views[r], call)}" for r, call in sorted(waiting.items())]
         text = f"{_named(missing)} never came to {what}. " + "; ".join(came)
@@ -97,12 +98,12 @@ def _stuck(group: Group) -> Iterable[Finding]:
     if edges:
         lines = ", ".join(f"rank {a} for rank {b}" for a, b in sorted(edges.items()))
         ends = sorted({b for b in edges.values() if b not in edges})
-        text = f"in {what} waits {lines}"
+        text = f"in {plain} waits {lines}"
         text += f"; all of it ends at {_named(ends)}" if ends else "; they wait in a circle"
         yield Finding("waiting", group.name, text, tuple(ends), number)
     elif not missing:
         came = [_since(group.views[r], call) for r, call in sorted(waiting.items())]
-        text = f"every rank is in {what}, and it is not complete. " + "; ".join(came)
+        text = f"every rank is in {plain}, and it is not complete. " + "; ".join(came)
         yield Finding("waiting", group.name, text, tuple(waiting), number)
 
 
@@ -175,7 +176,7 @@ def _failures(group: Group) -> Iterable[Finding]:
                 texts[key] = view.failure.message
     for (kind, culprit), ranks in known.items():
         blame = "" if culprit is None else f", culprit rank {culprit}"
-        text = f"{_named(ranks)} raised {kind}{blame}: {texts[kind, culprit]}"
+        text = f"{kind}{blame}, as {_named(ranks)} know it: {texts[kind, culprit]}"
         yield Finding("failure", group.name, text, () if culprit is None else (culprit,))
 
 
