@@ -29,6 +29,19 @@ void Engine::list_comm(Comm* comm) {
   comms_.push_back(comm);
 }
 
+// Waits for events and notes them; returns as Poller::wait does.
+int Engine::poll(int64_t timeout_us) {
+  PollEvent events[64];
+  int n = poller_->wait(events, 64, timeout_us);
+  for (int i = 0; i < n; ++i) {
+    auto* rail = static_cast<Rail*>(events[i].tag);
+    if (rail == nullptr) continue;
+    rail->readable = rail->readable || events[i].readable;
+    rail->writable = rail->writable || events[i].writable;
+  }
+  return n;
+}
+
 // until: return once this operation has finished or it has been driven for kInlineUs;
 // nullptr: return when nothing is left to do.
 void Engine::drive(const Op* until) {
@@ -36,7 +49,6 @@ void Engine::drive(const Op* until) {
   int64_t begun = until != nullptr ? now_us() : 0;
   int64_t stalled_since = 0;
   uint32_t passes = 0;
-  PollEvent events[64];
   for (;;) {
     if (inbox_filled_.load(std::memory_order_acquire)) drain_inbox();
     bool moved = pass();
@@ -45,14 +57,7 @@ void Engine::drive(const Op* until) {
     }
     if (++passes % kPassesBetweenChecks == 0) next_check(now_us());  // also under steady traffic
     if (!moved || passes % 8 == 0) {
-      int n = poller_->wait(events, 64, 0);
-      for (int i = 0; i < n; ++i) {
-        auto* rail = static_cast<Rail*>(events[i].tag);
-        if (rail == nullptr) continue;
-        rail->readable = rail->readable || events[i].readable;
-        rail->writable = rail->writable || events[i].writable;
-      }
-      moved = moved || n > 0;
+      moved = poll(0) > 0 || moved;
     }
     if (moved) {
       if (stalled_since != 0) {
@@ -188,14 +193,7 @@ void Engine::close_comm(Comm* comm) {
     for (auto& lane : info->lanes) {
       if (!lane) continue;
       while (!comm->broken && !lane->stream.flushed() && now_us() < give_up) {
-        PollEvent events[64];
-        int n = poller_->wait(events, 64, 1000);
-        for (int i = 0; i < n; ++i) {
-          auto* rail = static_cast<Rail*>(events[i].tag);
-          if (rail == nullptr) continue;
-          rail->readable = rail->readable || events[i].readable;
-          rail->writable = rail->writable || events[i].writable;
-        }
+        poll(1000);
         IoResult result = lane->stream.flush();
         if (result != IoResult::kMoved && result != IoResult::kBlocked) break;
       }
@@ -255,18 +253,11 @@ void Engine::stall(const Op* until, int64_t stalled_since, bool* interrupted) {
     }
   }
   if (until == nullptr && comms_.empty() && lanes_.empty()) return;
-  PollEvent events[64];
-  int n = poller_->wait(events, 64, sleep);
+  int n = poll(sleep);
   if (n < 0) *interrupted = true;
   if (n == 0 && sleep >= kMaxSleepUs) {
     // Nothing for this long: trust no event, so that no rule about events can hang a job.
     for (Lane* lane : lanes_) lane->stream.look_again();
-  }
-  for (int i = 0; i < n; ++i) {
-    auto* rail = static_cast<Rail*>(events[i].tag);
-    if (rail == nullptr) continue;
-    rail->readable = rail->readable || events[i].readable;
-    rail->writable = rail->writable || events[i].writable;
   }
 }
 

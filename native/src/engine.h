@@ -71,6 +71,7 @@ class Engine {
   // driver.cc and limits.cc: all below needs drive_mutex_.
   void drive(const Op* until);
   bool pass();
+  int poll(int64_t timeout_us);
   void drain_inbox();
   void accept_link(const Request& request);
   void stall(const Op* until, int64_t stalled_since, bool* interrupted);
