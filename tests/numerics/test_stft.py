@@ -13,7 +13,12 @@ import torch
 from mccl.errors import UsageError
 from mccl.numerics import istft, stft
 from mccl.numerics.fft import Float64, Pocketfft
-from mccl.numerics.mrstft import check_stft, stft_gradients
+from mccl.numerics.mrstft import (
+    MultiResolutionSTFTLoss,
+    check_auraloss,
+    check_stft,
+    stft_gradients,
+)
 from mccl.numerics.vdsp import Accelerate, SplitComplex
 
 from .faults import reflect_overflow
@@ -189,6 +194,25 @@ def test_backends_keep_or_raise_precision() -> None:
     assert Pocketfft().rfft(x).dtype == np.complex64
     assert Pocketfft().irfft(np.ones((2, 5), np.complex64), 8).dtype == np.float32
     assert Float64().rfft(x).dtype == np.complex128
+
+
+def test_auraloss_is_checked() -> None:
+    pytest.importorskip("auraloss", reason="auraloss is an optional extra")
+    device = FaultyDevice({torch.ops.aten.reflection_pad1d_backward.default: reflect_overflow})
+    assert check_auraloss(2**16 + 1, device="cpu", deterministic=False).ok
+    report = check_auraloss(2**16 + 1, device=device, deterministic=False)
+    assert len(report.findings) == 6  # two signals at three resolutions
+    assert all(f.op == "torch.functional.stft" for f in report.findings), str(report)
+    assert all(f.name.startswith("stft_losses.") for f in report.findings), str(report)
+
+
+def test_own_loss_agrees_with_auraloss() -> None:
+    freq = pytest.importorskip("auraloss.freq", reason="auraloss is an optional extra")
+    x, y = torch.randn(2, 2, 4000, generator=torch.Generator().manual_seed(4))
+    options = {"fft_sizes": [1024, 512], "hop_sizes": [120, 50], "win_lengths": [600, 240]}
+    expected = freq.MultiResolutionSTFTLoss(**options)(x[:, None], y[:, None])
+    own = MultiResolutionSTFTLoss(((1024, 120, 600), (512, 50, 240)), stft=stft)
+    torch.testing.assert_close(own(x, y), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_permanent_check_passes_on_this_cpu() -> None:

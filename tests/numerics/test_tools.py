@@ -197,6 +197,22 @@ def test_fault_that_no_operator_shows_is_found_end_to_end() -> None:
     assert [(f.name, f.op) for f in report.findings] == [("", "(end to end)")]
 
 
+def test_model_that_returns_a_loss_is_compared_as_a_whole() -> None:
+    table = {aten.tanh.default: lambda true, x: true(x) * 1.1}
+    report = check_model(
+        nn.Sequential(nn.Tanh(), Mean()), (torch.randn(3, 3),), device=FaultyDevice(table)
+    )
+    assert report.blamed() == ["0"]
+    assert report.end_to_end is not None
+    assert report.end_to_end.comparable
+    assert not report.end_to_end.ok
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
 def test_tf32_is_named_and_can_be_allowed() -> None:
     def rounded(t: torch.Tensor) -> torch.Tensor:
         return ((t.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
@@ -218,6 +234,35 @@ def test_tf32_is_named_and_can_be_allowed() -> None:
     silent = check_model(model, inputs, device=FaultyDevice(table, tf32=False))
     assert {finding.kind for finding in silent.findings} <= {"precision", "wrong", "element"}
     assert silent.blamed() == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("statements", "enabled"),
+    [
+        ("b.cuda.matmul.allow_tf32 = b.cudnn.allow_tf32 = False", False),
+        ("b.cuda.matmul.allow_tf32 = True; b.cudnn.allow_tf32 = False", True),
+        ("b.cudnn.allow_tf32 = True", True),
+        ("b.cudnn.allow_tf32 = False; b.fp32_precision = 'tf32'", True),
+        ("b.cudnn.allow_tf32 = False; torch.set_float32_matmul_precision('high')", True),
+        ("b.cudnn.conv.fp32_precision = b.cudnn.rnn.fp32_precision = 'ieee'", False),
+    ],
+)
+def test_tf32_is_read_whichever_way_it_was_set(statements: str, enabled: bool) -> None:
+    """In a process of its own: the settings are global and cannot all be put back."""
+    code = (
+        "import torch; b = torch.backends; from mccl.numerics.device import tf32_enabled\n"
+        f"{statements}\nassert tf32_enabled() is {enabled}"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_model_and_global_state_are_left_alone() -> None:

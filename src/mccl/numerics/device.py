@@ -9,10 +9,29 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from mccl.errors import UsageError
+
+
+def tf32_enabled() -> bool:
+    """Whether any of CUDA's float32 products (matrix, convolution, recurrent) may use TF32.
+
+    Read through ``fp32_precision``: once a program has used it, reading ``allow_tf32`` raises.
+    """
+    backends: Any = torch.backends
+    everything = backends.fp32_precision
+    for part, parent in (
+        (backends.cuda.matmul, everything),
+        (backends.cudnn.conv, backends.cudnn.fp32_precision),
+        (backends.cudnn.rnn, backends.cudnn.fp32_precision),
+    ):
+        chain = (part.fp32_precision, parent, everything)
+        if next((value for value in chain if value != "none"), "ieee") == "tf32":
+            return True
+    return False
 
 
 class Device:
@@ -58,9 +77,7 @@ class Device:
         """Name of a mode in which float32 products are rounded to less, or None."""
         if self.torch_device.type != "cuda":
             return None
-        matmul = torch.backends.cuda.matmul.allow_tf32
-        convolution = torch.backends.cudnn.allow_tf32
-        return "TF32" if matmul or convolution else None
+        return "TF32" if tf32_enabled() else None
 
     def bitwise(self) -> bool:
         """Whether the same call twice must give the same bits.

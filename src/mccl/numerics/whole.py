@@ -93,7 +93,8 @@ def inputs_for(tree: Any, *, real: torch.dtype | None, place: torch.device, grad
 
 def signs(like: Tensor, step: float, rng: np.random.Generator) -> Tensor:
     """1 ± step in float64, shaped as `like`. Not torch's generator: that one is on a tape."""
-    return torch.from_numpy(1.0 + step * (2.0 * rng.integers(0, 2, tuple(like.shape)) - 1.0))
+    drawn = np.asarray(rng.integers(0, 2, tuple(like.shape)), dtype=np.float64)
+    return 1.0 + step * (2.0 * torch.from_numpy(drawn) - 1.0)
 
 
 @contextlib.contextmanager
