@@ -149,18 +149,20 @@ def test_sigusr1_dumps_a_rank_that_is_blocked(tmp_path: Path) -> None:
 def messages(rank: int, n: int) -> list[dict[str, Any]]:
     tensor = torch.ones(5, dtype=torch.float64)
     dist.all_reduce(tensor)
+    dist.all_reduce(tensor)  # of a size seen before
     (dist.send if rank == 0 else dist.recv)(tensor, 1 - rank)
     found: list[dict[str, Any]] = flight_record()["entries"]
     return found
 
 
 def test_messages_are_told_from_collectives() -> None:
-    for rank, entries in enumerate(run(2, messages)):
-        assert [e["is_p2p"] for e in entries] == [False, True]
-        assert entries[1]["profiling_name"] == ("mccl:send 0->1", "mccl:recv 1<-0")[rank]
-        assert entries[1]["input_sizes"] == [[5]]
-        assert entries[1]["collective_seq_id"] == 1
-        assert [e["record_id"] for e in entries] == [0, 1]
+    for rank, entries in enumerate(run(2, messages, env={"MCCL_RECORD_STACKS": "1"})):
+        assert [e["is_p2p"] for e in entries] == [False, False, True]
+        assert entries[2]["profiling_name"] == ("mccl:send 0->1", "mccl:recv 1<-0")[rank]
+        assert entries[2]["input_sizes"] == [[5]]
+        assert entries[2]["collective_seq_id"] == 2
+        assert [e["record_id"] for e in entries] == [0, 1, 2]
+        assert [e["frames"][0]["name"] for e in entries] == ["messages"] * 3
 
 
 def test_a_dump_that_cannot_be_written_is_reported(
