@@ -336,7 +336,9 @@ bool Engine::receive_step(Lane* lane, Op* op, uint32_t index, uint64_t limit, si
     }
   }
   if (result == IoResult::kBlocked && n > 0) {
-    lane->stream.expect(step_bytes - state.bytes - (direct ? 0 : lane->scratch_end));
+    // The fingerprint is read as soon as it comes: what the peer sends may be less than we hope.
+    size_t held = direct ? 0 : lane->scratch_end;
+    lane->stream.expect(header_left > header_part ? 1 : step_bytes - state.bytes - held);
   }
   bool progressed = got > 0 || state.done > before;
   if (state.done > before && op->pieces.size() > 0) after_progress(op);
