@@ -39,5 +39,6 @@ def save(rows: Sequence[Row], goodput: float, path: Path) -> None:
     panels[0].set(xlabel="hosts", ylabel="bus bandwidth (GB/s)", ylim=(0, None))
     if stepped:
         panels[1].set(xlabel="hosts", ylabel="scaling efficiency (%)", ylim=(0, 102))
-    panels[0].legend(fontsize="small")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=150)
