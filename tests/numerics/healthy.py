@@ -245,6 +245,19 @@ class Mixed(nn.Module):
         return functional.softmax(y, dim=-1)
 
 
+class Autocast(nn.Module):
+    """Products in bfloat16 chosen by autocast, float32 parameters and gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = functional.gelu(self.a(x))
+        return self.b(y.float())
+
+
 class Graph(nn.Module):
     """Message passing over an edge list."""
 
@@ -314,6 +327,7 @@ HEALTHY: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]
     "checkpointed": (Checkpointed, lambda: (noise(4, 8),)),
     "reused-and-dropout": (Reused, lambda: (noise(16, 8), noise(8))),
     "mixed-precision": (Mixed, lambda: (noise(4, 16),)),
+    "autocast": (Autocast, lambda: (noise(5, 64),)),
     "graph": (Graph, lambda: (noise(7, 6), _edges())),
     "attention-written-out": (Positional, lambda: (noise(2, 6, 16),)),
     "attention-module": (lambda: nn.TransformerDecoderLayer(16, 2, 32, 0.1, batch_first=True),

@@ -286,6 +286,7 @@ def test_model_and_global_state_are_left_alone() -> None:
         ((nn.Linear(2, 2), torch.ones(2)), "tuple"),
         ((nn.Linear(2, 2), (torch.ones(2),), "xyz"), "not one torch knows"),
         ((nn.Linear(2, 2), (torch.ones(2),), "mps"), "not available"),
+        ((nn.Linear(2, 2), (torch.ones(3),)), "fails in float64"),
     ],
 )
 def test_wrong_calls_say_what_to_do(arguments: tuple[Any, ...], message: str) -> None:

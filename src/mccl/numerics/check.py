@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from mccl.errors import UsageError
-from mccl.numerics.call import CPU, Call
+from mccl.numerics.call import CPU, FAILURES, Call
 from mccl.numerics.capture import Capture
-from mccl.numerics.compare import Thresholds
+from mccl.numerics.compare import Thresholds, coarsest
 from mccl.numerics.device import Device, as_device
 from mccl.numerics.findings import EndToEnd, Finding, Layer, Report
 from mccl.numerics.judge import Judge
@@ -89,11 +89,7 @@ def check_model(
         UsageError: the device is missing, the inputs are no sequence, or the model cannot be
             copied or run.
     """
-    if not isinstance(example_inputs, list | tuple):
-        raise UsageError(
-            f"example_inputs is a {type(example_inputs).__name__}; expected a tuple of forward's "
-            "arguments, such as (x,)"
-        )
+    _require_tuple(example_inputs)
     target = as_device(device)
     kwargs = dict(example_kwargs or {})
     real = real_dtype(model, (tuple(example_inputs), kwargs))
@@ -111,6 +107,7 @@ def check_model(
         walk.progress.close()
         if end_to_end:
             torch.manual_seed(seed)
+            whole.coarse = walk.coarse
             report.end_to_end = whole.compare()
     _conclude(report)
     report.seconds = time.perf_counter() - begin
@@ -119,12 +116,21 @@ def check_model(
     return report
 
 
+def _require_tuple(inputs: Any) -> None:
+    if not isinstance(inputs, list | tuple):
+        raise UsageError(
+            f"example_inputs is a {type(inputs).__name__}; expected a tuple of forward's "
+            "arguments, such as (x,)"
+        )
+
+
 class _Walk:
     """Collects what the judge says of each call."""
 
     def __init__(self, report: Report, judge: Judge, patterns: Sequence[str]) -> None:
         self._report, self._judge, self._patterns = report, judge, patterns
         self.progress = Progress(0, enabled=False)
+        self.coarse = torch.float64
 
     def visit(self, call: Call) -> list[torch.dtype] | None:
         """Judge `call` if its layer is asked for; its dtypes on the device."""
@@ -134,6 +140,7 @@ class _Walk:
         findings, seen, result = self._judge.judge(call)
         layer = self._report.layers.setdefault(call.name, Layer(call.name))
         layer.calls += 1
+        self.coarse = coarsest([self.coarse, *(out.dtype for out in result.outputs)])
         self._report.calls += 1
         for phase, tensor, measured in seen:
             layer.see(call.op, phase, tensor, measured)
@@ -165,8 +172,15 @@ def _walk(whole: Whole, visitor: Any) -> None:
         _tensors((inputs, kwargs)), _tensors((whole.inputs, whole.kwargs)), strict=True
     ):
         capture.remember(ours, given.dtype)
-    with capture.attached():
-        model(*inputs, **kwargs)
+    try:
+        with capture.attached():
+            model(*inputs, **kwargs)
+    except FAILURES as error:
+        raise UsageError(
+            f"the model's forward pass fails in float64 on the CPU, layer by layer: {error}. Try "
+            "it with model.double() on the CPU; a forward pass that calls torch.autograd.grad cannot "
+            "be checked"
+        ) from error
 
 
 def walk_calls(
@@ -179,6 +193,7 @@ def walk_calls(
     input_grad: bool = True,
 ) -> None:
     """Run `model` once in float64 on the CPU and show every call to `visit`; check nothing."""
+    _require_tuple(example_inputs)
     kwargs = dict(example_kwargs or {})
     inputs = tuple(example_inputs)
     real = real_dtype(model, (inputs, kwargs))

@@ -9,7 +9,7 @@ longer credible as float32 (`precision`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -52,6 +52,20 @@ def thresholds_for(
     real = torch.float64 if dtype is torch.complex128 else _REAL.get(dtype, dtype)
     table = {**THRESHOLDS, **(overrides or {})}
     return table.get(real, table[torch.float32])
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The real dtype with the largest rounding step of the inexact ones; float64 if there is none.
+
+    Under autocast a float32 gradient comes out of bfloat16 products: a call is as precise as its
+    least precise result.
+    """
+    real = [
+        torch.float64 if dtype is torch.complex128 else _REAL.get(dtype, dtype)
+        for dtype in dtypes
+        if dtype.is_floating_point or dtype.is_complex
+    ]
+    return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mccl.numerics.call import FAILURES, Call, Result, run_device, run_reference
-from mccl.numerics.compare import Measure, Thresholds, measure, thresholds_for
+from mccl.numerics.compare import Measure, Thresholds, coarsest, measure, thresholds_for
 from mccl.numerics.device import Device
 from mccl.numerics.dropout import dropout_fault
 from mccl.numerics.findings import Finding
@@ -184,10 +184,11 @@ class _Case:
 
     def _compare(self, phase: str, label: str, x: Tensor, ref: Tensor, index: int) -> bool:
         found = measure(x, ref)
-        limits = thresholds_for(x.dtype, self.rules.overrides)
+        coarse = coarsest([x.dtype, *(out.dtype for out in self.actual.outputs)])
+        limits = thresholds_for(coarse, self.rules.overrides)
         kind = found.kind(limits)
         if kind in ("wrong", "element", "precision"):
-            if self._within(found, phase, index, torch.finfo(x.dtype).eps / 2, ROUNDING_FACTOR):
+            if self._within(found, phase, index, torch.finfo(coarse).eps / 2, ROUNDING_FACTOR):
                 self.rules._note(
                     self.call,
                     f"{phase} {label} is {found.relative:.1e} off, as much as rounding its input "

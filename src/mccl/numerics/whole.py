@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from mccl.errors import UsageError
 from mccl.numerics.call import CPU, FAILURES, lifted, reference_arguments
-from mccl.numerics.compare import Measure, Thresholds, measure, thresholds_for
+from mccl.numerics.compare import Measure, Thresholds, coarsest, measure, thresholds_for
 from mccl.numerics.device import Device
 from mccl.numerics.findings import EndToEnd
 from mccl.numerics.judge import ROUNDING_FACTOR, TF32_FACTOR, TF32_STEP
@@ -156,7 +156,10 @@ def run_pass(
 
 @dataclass
 class Whole:
-    """One model and its example inputs, to be run on both sides."""
+    """One model and its example inputs, to be run on both sides.
+
+    coarse: the least precise dtype that any of its calls returned on the device.
+    """
 
     model: nn.Module
     inputs: Any
@@ -166,6 +169,7 @@ class Whole:
     seed: int
     input_grad: bool
     overrides: Mapping[torch.dtype, Thresholds] | None = None
+    coarse: torch.dtype = torch.float64
 
     def reference(self, tape_mode: Any, step: float = 0.0) -> Pass:
         """In float64; step > 0 moves parameters, inputs and cotangents by 1 ± step."""
@@ -242,7 +246,8 @@ class Whole:
             worst[part] = ("", Measure(1.0, 0.0, 0.0, 0.0, 0.0))
             for name, (x, ref) in pairs.items():
                 found = measure(x, ref)
-                if found.kind(thresholds_for(x.dtype, self.overrides)) in _SERIOUS:
+                limits = thresholds_for(coarsest([x.dtype, self.coarse]), self.overrides)
+                if found.kind(limits) in _SERIOUS:
                     suspects.append((part, name, found))
                 elif found.relative >= worst[part][1].relative:
                     worst[part] = (name, found)
@@ -270,7 +275,7 @@ class Whole:
         """The suspects that rounding does not explain, and a word on those that it does."""
         if not suspects:
             return [], ""
-        step, factor = torch.finfo(self.real).eps / 2, ROUNDING_FACTOR
+        step, factor = torch.finfo(coarsest([self.real, self.coarse])).eps / 2, ROUNDING_FACTOR
         if self.device.reduced_precision() == "TF32":
             step, factor = TF32_STEP, TF32_FACTOR
         shaken = self.reference(tape.replay(), step)
