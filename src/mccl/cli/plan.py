@@ -105,7 +105,7 @@ def _numbers(text: str, name: str) -> list[float]:
 
 
 def _worlds(text: str) -> list[int]:
-    given = [int(number) for number in _numbers(text, "--hosts")]
+    given = sorted({int(number) for number in _numbers(text, "--hosts")})
     if min(given) < 1:
         raise ValueError(f"--hosts {text!r}: expected whole numbers above 0")
     if len(given) > 1 or given[0] < 8:
