@@ -178,8 +178,8 @@ def _walk(whole: Whole, visitor: Any) -> None:
     except FAILURES as error:
         raise UsageError(
             f"the model's forward pass fails in float64 on the CPU, layer by layer: {error}. Try "
-            "it with model.double() on the CPU; a forward pass that calls torch.autograd.grad cannot "
-            "be checked"
+            "it with model.double() on the CPU; a forward pass that calls torch.autograd.grad "
+            "cannot be checked"
         ) from error
 
 
