@@ -49,7 +49,7 @@ def forecast(
     """Rows by world, bucket and algorithm.
 
     ``group``: members a group of the two-level ring; None: the best that divides the world.
-    Where it is given and not all hosts fit one group, groups are switches of ``network``.
+    Where uplinks are slow or far (``oversubscription``, ``uplink_hop``), groups are switches.
     """
     return [
         row
