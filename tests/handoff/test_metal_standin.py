@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 SCRIPT = Path(__file__).parent / "metal_rank.py"
-LONG_RUN = int(os.environ.get("STANDIN_SEEDS", "1000"))
+LONG_RUN = int(os.environ.get("STANDIN_SEEDS", "100"))
 
 
 def start(rank: int, ends: list[socket.socket], arguments: list[str]) -> subprocess.Popen[str]:
