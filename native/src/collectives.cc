@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine.h"
+#include "fingerprint.h"
 #include "reduce.h"
 #include "types.h"
 #include "util.h"
@@ -16,29 +17,6 @@ namespace {
 // start while the last one's tail drains.
 constexpr size_t kWindow = 16;
 constexpr uint64_t kLocalElements = 1 << 16;
-
-WireHeader header_of(const Op* op) {
-  WireHeader header{};
-  header.magic = kWireMagic;
-  header.collective = static_cast<uint8_t>(op->collective);
-  header.dtype = static_cast<uint8_t>(op->dtype);
-  header.redop = static_cast<uint8_t>(op->redop);
-  header.wire_dtype = static_cast<uint8_t>(op->wire_dtype);
-  header.root = op->root;
-  header.epoch = op->comm->config.epoch;
-  header.sequence = op->sequence;
-  header.count = op->count;
-  return header;
-}
-
-std::string describe(const WireHeader& header) {
-  std::string text = std::string(collective_name(header.collective)) + "(" +
-                     dtype_name(header.dtype);
-  if (header.redop != MCCL_NO_REDOP) text += std::string(", ") + redop_name(header.redop);
-  text += ", " + std::to_string(header.count) + " elements";
-  if (header.root >= 0) text += ", root " + std::to_string(header.root);
-  return text + ") as collective #" + std::to_string(header.sequence);
-}
 
 }  // namespace
 
@@ -54,7 +32,7 @@ void Engine::activate(Comm* comm) {
       earlier->dependents.push_back(op);
     }
     comm->running.push_back(op);
-    comm->current.store(comm->running.front()->collective);
+    comm->note_front(comm->running.front());
     enqueue_steps(op);
     if (op->remaining == 0) finish_op(op, OpState::kDone);
   }
@@ -349,19 +327,7 @@ bool Engine::receive_step(Lane* lane, Op* op, uint32_t index, uint64_t limit, si
 bool Engine::take_header(Lane* lane, Op* op) {
   WireHeader mine = header_of(op);
   if (std::memcmp(&mine, &lane->header, sizeof(mine)) == 0) return true;
-  Comm& comm = *op->comm;
-  if (lane->header.magic != kWireMagic) {
-    comm.fail(MCCL_FAIL_CORRUPT, lane->peer, op, "header",
-              "sent bytes that are no collective header");
-  } else if (lane->header.epoch != mine.epoch) {
-    comm.fail(MCCL_FAIL_MISMATCH, lane->peer, op, "header",
-              "belongs to another incarnation of group '" + std::string(comm.config.name) + "'");
-  } else {
-    comm.fail(MCCL_FAIL_MISMATCH, lane->peer, op, "header",
-              "called " + describe(lane->header) + " of group '" + comm.config.name + "', but " +
-                  comm.name_of(comm.config.rank) + " called " + describe(mine) +
-                  ": every rank must issue the same collectives in the same order");
-  }
+  op->comm->fail_mismatch(lane->peer, lane->header, mine, op);
   return false;
 }
 

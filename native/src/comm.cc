@@ -86,4 +86,30 @@ bool Comm::fail(uint32_t failure, int32_t culprit, const Op* op, const char* pha
   return fail(error);
 }
 
+void Comm::fail_mismatch(int32_t peer, const WireHeader& theirs, const WireHeader& mine,
+                         const Op* op) {
+  if (theirs.magic != kWireMagic) {
+    fail(MCCL_FAIL_CORRUPT, peer, op, "header", "sent bytes that are no collective header");
+  } else if (theirs.epoch != mine.epoch) {
+    fail(MCCL_FAIL_MISMATCH, peer, op, "header",
+         "belongs to another incarnation of group '" + std::string(config.name) + "'");
+  } else {
+    fail(MCCL_FAIL_MISMATCH, peer, op, "header",
+         "called " + describe(theirs) + " of group '" + config.name + "', but " +
+             name_of(config.rank) + " called " + describe(mine) +
+             ": every rank must issue the same collectives in the same order");
+  }
+}
+
+void Comm::note_front(const Op* op) {
+  std::lock_guard<std::mutex> lock(front_mutex);
+  front = op != nullptr ? header_of(op) : WireHeader{};
+  current.store(op != nullptr ? op->collective : 255);
+}
+
+WireHeader Comm::copy_front() {
+  std::lock_guard<std::mutex> lock(front_mutex);
+  return front;
+}
+
 }  // namespace mccl

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "fingerprint.h"
 #include "mccl.h"
 #include "op.h"
 #include "recorder.h"
@@ -19,22 +20,6 @@
 namespace mccl {
 
 class Engine;
-
-// The first bytes of a collective on a connection: say what you are. All little-endian.
-struct WireHeader {
-  uint32_t magic;
-  uint8_t collective;
-  uint8_t dtype;
-  uint8_t redop;
-  uint8_t wire_dtype;
-  int32_t root;
-  uint32_t reserved;
-  uint64_t epoch;
-  uint64_t sequence;
-  uint64_t count;
-};
-static_assert(sizeof(WireHeader) == 40);
-inline constexpr uint32_t kWireMagic = 0x4d434331;  // "MCC1"
 
 struct MessageHeader {
   uint32_t magic;
@@ -124,6 +109,12 @@ struct Comm : std::enable_shared_from_this<Comm> {
   std::atomic<uint32_t> current{255};   // collective in flight, for heartbeats
   std::atomic<int64_t> in_flight{0};
 
+  // The oldest collective in flight, told to peers with every heartbeat; magic 0: none.
+  std::mutex front_mutex;
+  WireHeader front{};
+  void note_front(const Op* op);
+  WireHeader copy_front();
+
   // First error wins and is kept.
   std::mutex error_mutex;
   mccl_error first_error{};
@@ -146,6 +137,8 @@ struct Comm : std::enable_shared_from_this<Comm> {
   bool fail(const mccl_error& error);
   bool fail(uint32_t failure, int32_t culprit, const Op* op, const char* phase,
             const std::string& message);
+  // `peer` announced `theirs` where this rank is in `mine`.
+  void fail_mismatch(int32_t peer, const WireHeader& theirs, const WireHeader& mine, const Op* op);
 };
 
 }  // namespace mccl

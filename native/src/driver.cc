@@ -334,7 +334,7 @@ bool Engine::finish_op(Op* op, OpState state) {
   comm.counters.reduce_us += op->record.reduce_us;
   if (!op->is_message() && !failed) comm.completed.store(op->sequence);
   comm.in_flight.fetch_sub(1);
-  comm.current.store(comm.running.empty() ? 255 : comm.running.front()->collective);
+  if (!op->is_message()) comm.note_front(comm.running.empty() ? nullptr : comm.running.front());
   {
     std::lock_guard<std::mutex> lock(done_mutex_);
     ++completions_;

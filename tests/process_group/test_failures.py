@@ -137,6 +137,26 @@ def test_a_mismatch_says_what_each_side_called(what: str, theirs: str) -> None:
         assert "all_reduce(float32, SUM, 1000 elements)" in result["text"]
 
 
+def unlinked_call(rank: int, world_size: int) -> dict[str, Any]:
+    tensor = torch.ones(30)
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+
+    def call() -> None:
+        # From here on ranks 1 and 2 have no connection in common that both wait on.
+        if rank == world_size - 1:
+            dist.broadcast(tensor, 0)
+        _forever(tensor)
+
+    return _caught(call)
+
+
+def test_a_mismatch_is_found_where_plans_share_no_connection() -> None:
+    for result in run(3, unlinked_call):
+        assert result["type"] == MismatchError.__name__
+        assert "broadcast(float32, 30 elements, root 0)" in result["text"]
+
+
 def nobody_comes(rank: int, world_size: int) -> dict[str, Any] | None:
     tensor = torch.ones(1000)
     dist.all_reduce(tensor)
