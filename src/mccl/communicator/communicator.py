@@ -72,6 +72,8 @@ _FAILURES: tuple[tuple[type[MCCLError], Failure], ...] = (
     (RemoteError, Failure.REMOTE),
     (AbortedError, Failure.ABORTED),
 )
+_CROWDED_SPIN_US = 10
+"""Most a rank spins where ranks share cores: on 4 ranks and 2 cores it beat 50 at every size."""
 _NO_COLLECTIVE = 255
 
 Seen = TypeVar("Seen")
@@ -125,6 +127,7 @@ class Communicator:
         if size > 1:
             self._rendezvous = Rendezvous(store, group_name, rank, size)
         self.epoch = self._rendezvous.epoch if self._rendezvous else 1
+        crowded = _crowded()
         self.native = make_native(
             rank,
             size,
@@ -132,8 +135,9 @@ class Communicator:
             name=group_name,
             peer_timeout_us=int(self.config.peer_timeout * 1e6),
             park_bytes=self.config.park_bytes,
-            spin_us=self.config.spin_us,
-            yield_spin=_crowded(),
+            # A rank that spins on a shared core keeps its neighbour from sending what it waits for.
+            spin_us=min(self.config.spin_us, _CROWDED_SPIN_US) if crowded else self.config.spin_us,
+            yield_spin=crowded,
             checksum=self.config.checksum,
             record_capacity=self.config.record_size,
             send_thread=_roomy() if self.config.send_thread is None else self.config.send_thread,
