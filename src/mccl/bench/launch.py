@@ -181,6 +181,8 @@ def _rank_main(
         MASTER_PORT=str(store[1]),
         RANK=str(rank),
         WORLD_SIZE=str(world),
+        # All share this machine's cores, also where each has a network namespace of its own.
+        LOCAL_WORLD_SIZE=str(world),
         LOCAL_RANK=str(rank),
         **place.environment,
     )

@@ -127,7 +127,7 @@ class Communicator:
         if size > 1:
             self._rendezvous = Rendezvous(store, group_name, rank, size)
         self.epoch = self._rendezvous.epoch if self._rendezvous else 1
-        crowded = _crowded()
+        crowded = _crowded(size)
         self.native = make_native(
             rank,
             size,
@@ -140,7 +140,9 @@ class Communicator:
             yield_spin=crowded,
             checksum=self.config.checksum,
             record_capacity=self.config.record_size,
-            send_thread=_roomy() if self.config.send_thread is None else self.config.send_thread,
+            send_thread=_roomy(size)
+            if self.config.send_thread is None
+            else self.config.send_thread,
         )
         if self._rendezvous is not None:
             try:
@@ -507,13 +509,24 @@ def _log_interface(line: str) -> None:
         logger.info("%s", line)
 
 
-def _roomy() -> bool:
+def _local_ranks(size: int) -> int:
+    """Ranks of the group that share this host's cores, as far as the environment says.
+
+    Without LOCAL_WORLD_SIZE, members that meet on the loopback interface (or by a store of their
+    own) are taken to share this host, others to have one each.
+    """
+    launch = Launch.from_env()
+    if launch.local_world_size is not None:
+        return launch.local_world_size
+    meeting = launch.master_addr or "localhost"
+    return size if meeting == "localhost" or meeting.startswith(("127.", "::1")) else 1
+
+
+def _roomy(size: int) -> bool:
     """Cores to spare for a second engine thread: two or more for each rank of this host."""
-    local_ranks = Launch.from_env().local_world_size or 1
-    return (os.cpu_count() or 1) >= 2 * local_ranks
+    return (os.cpu_count() or 1) >= 2 * _local_ranks(size)
 
 
-def _crowded() -> bool:
-    """More ranks on this host than cores, as far as the launcher says."""
-    local_ranks = Launch.from_env().local_world_size or 1
-    return local_ranks > (os.cpu_count() or 1)
+def _crowded(size: int) -> bool:
+    """More ranks on this host than cores."""
+    return _local_ranks(size) > (os.cpu_count() or 1)
