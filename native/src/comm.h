@@ -85,6 +85,7 @@ struct PeerInfo {
   std::string label;
   std::array<std::atomic<bool>, 5> linked{};  // by channel
   std::atomic<int> flags{0};
+  std::atomic<int64_t> left_at{0};  // when its goodbye came
   std::atomic<int64_t> last_heard{0};
   std::atomic<uint64_t> issued{0};
   std::atomic<uint64_t> completed{0};

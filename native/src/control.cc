@@ -179,6 +179,7 @@ void Control::handle(Link* link, uint32_t type, const char* body, size_t size) {
     link->abort_sent = true;  // it knows
     comm.fail(error);
   } else if (type == kGoodbye) {
+    info.left_at = now_us();
     info.flags.fetch_or(kPeerLeft);
     link->heard_goodbye = true;
     if (link->closing && link->outgoing.empty()) end(link);  // both have said all they will

@@ -82,6 +82,7 @@ class Engine {
   void list_comm(Comm* comm);
   void close_comm(Comm* comm);
   void check_limits(Comm* comm, int64_t now);
+  bool awaits_link(const Comm* comm, int32_t peer) const;
   void check_closed_lanes(Comm* comm, int64_t now);
   bool needs(const Comm* comm, int32_t peer) const;
   void fail_operations(Comm* comm);

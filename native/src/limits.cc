@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kTicketPollUs = 20;      // between looks at a GPU's ticket
 constexpr int64_t kClosedGraceUs = 500000; // for the control link to say why data ended
+constexpr int64_t kLateLinkUs = 3000000;   // for an accepted connection to reach the engine
 constexpr int64_t kClosedPollUs = 5000;
 constexpr int64_t kShortOfBuffersUs = 200; // until the system may have socket memory again
 
@@ -74,6 +75,19 @@ void Engine::check_limits(Comm* comm, int64_t now) {
   }
 }
 
+// Whether we receive from `peer` over a link that has not been handed to us yet. The peer may
+// have connected, sent all it had and left: its goodbye comes by another socket and can be first.
+bool Engine::awaits_link(const Comm* comm, int32_t peer) const {
+  const auto& lanes = comm->peers[static_cast<size_t>(peer)]->lanes;
+  const Lane* collective = lanes[MCCL_COLLECTIVE_RX].get();
+  if (collective != nullptr && collective->pending() && !collective->stream.is_open()) return true;
+  const Lane* messages = lanes[MCCL_P2P_RX].get();
+  if (messages != nullptr && messages->stream.is_open()) return false;
+  return std::any_of(comm->messages.begin(), comm->messages.end(), [peer](const Op* op) {
+    return op->collective == MCCL_RECV && (op->peer < 0 || op->peer == peer);
+  });
+}
+
 bool Engine::needs(const Comm* comm, int32_t peer) const {
   for (const Lane* lane : lanes_) {
     if (lane->comm == comm && lane->peer == peer && lane->pending()) return true;
@@ -101,6 +115,7 @@ void Engine::check_closed_lanes(Comm* comm, int64_t now) {
         left = false;
       }
     }
+    if (left && awaits_link(comm, peer) && now - info.left_at < kLateLinkUs) left = false;
     gone += left;
     if ((!left && closed == 0) || !needs(comm, peer)) continue;
     if (left) {
