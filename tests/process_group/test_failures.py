@@ -46,10 +46,10 @@ def _forever(tensor: torch.Tensor) -> None:
 
 def one_rank_ends(rank: int, world_size: int, number: int) -> dict[str, Any] | None:
     tensor = torch.ones(LARGE)
-    for _ in range(3):
-        dist.all_reduce(tensor)
     store = dist.distributed_c10d._get_default_store()
     if rank == VICTIM:
+        for _ in range(3):
+            dist.all_reduce(tensor)
         store.set("victim", str(os.getpid()))
         os.kill(os.getpid(), number)
     found = _caught(lambda: _forever(tensor))
@@ -103,9 +103,9 @@ def test_a_rank_that_leaves_too_early_is_named() -> None:
 
 def another_call(rank: int, world_size: int, what: str) -> dict[str, Any]:
     tensor = torch.ones(1000)
-    dist.all_reduce(tensor)
 
     def call() -> None:
+        dist.all_reduce(tensor)  # a faster rank's next call may break the group already here
         if rank != VICTIM:
             dist.all_reduce(tensor)
         elif what == "size":
@@ -139,10 +139,10 @@ def test_a_mismatch_says_what_each_side_called(what: str, theirs: str) -> None:
 
 def unlinked_call(rank: int, world_size: int) -> dict[str, Any]:
     tensor = torch.ones(30)
-    dist.all_reduce(tensor)
-    dist.broadcast(tensor, 0)
 
     def call() -> None:
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
         # From here on ranks 1 and 2 have no connection in common that both wait on.
         if rank == world_size - 1:
             dist.broadcast(tensor, 0)
