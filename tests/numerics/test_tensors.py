@@ -87,3 +87,35 @@ def test_tape_refuses_other_draws() -> None:
         torch.empty(5).uniform_()
         with pytest.raises(TapeMismatchError, match="more often"):
             torch.empty(5).uniform_()
+
+
+def test_attention_without_dropout_runs_and_is_never_read_back() -> None:
+    q = torch.randn(2, 4, 16, 8)
+    tape = Tape()
+    with tape.record():
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    with tape.replay():
+        again = torch.nn.functional.scaled_dot_product_attention(q, q, 2 * q)
+    torch.testing.assert_close(
+        again, torch.nn.functional.scaled_dot_product_attention(q, q, 2 * q), rtol=0, atol=0
+    )
+
+
+def test_attention_with_dropout_uses_the_recorded_mask() -> None:
+    q = torch.randn(2, 4, 16, 8)
+    tape = Tape()
+    with tape.record():
+        first = torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+    with tape.replay():
+        again = torch.nn.functional.scaled_dot_product_attention(q, q, 2 * q, dropout_p=0.5)
+    torch.testing.assert_close(again, 2 * first)
+
+
+def test_what_is_random_in_training_only_is_not_read_back_outside_it() -> None:
+    x = -torch.rand(64) - 0.5
+    tape = Tape()
+    with tape.record():
+        torch.nn.functional.rrelu(x, training=False)
+    with tape.replay():
+        again = torch.nn.functional.rrelu(3 * x, training=False)
+    torch.testing.assert_close(again, torch.nn.functional.rrelu(3 * x, training=False))

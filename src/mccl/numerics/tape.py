@@ -4,15 +4,21 @@ CPU and GPU generators give different streams from the same seed, and a float64 
 match a float32 one, so seeds are not enough. Every operator that torch tags as seeded is
 intercepted below autograd: the reference run writes its draws to the tape, the device run reads
 them back. Backward passes then use the same masks as well.
+
+Only draws are read back, never a result: attention kernels carry the tag for the dropout inside
+them, and without dropout they run on the device like everything else. With dropout they would draw
+a mask that nobody else can see, so attention then takes the path of separate operators.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mccl.numerics.tensors import map_leaves
@@ -22,8 +28,23 @@ class TapeMismatchError(Exception):
     """The device drew other random tensors than the reference did, or in another order."""
 
 
-def _draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call draws random numbers; some operators do in training only."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        value = kwargs.get(argument.name, argument.default_value)
+        if position < len(args):
+            value = args[position]
+        if argument.name in _PROBABILITIES and value == 0:
+            return False
+        if argument.name in _SWITCHES and value is False:
+            return False
+    return True
+
+
+_PROBABILITIES = {"dropout_p", "dropout"}
+_SWITCHES = {"train", "training"}
 
 
 class Tape:
@@ -59,7 +80,7 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if _draws(func):
+        if _draws(func, args, kwargs or {}):
             self._drawn.append(map_leaves(_keep, out))
         return out
 
@@ -73,6 +94,16 @@ class _Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._drawn = drawn
         self._next = 0
+        self._kernels = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        if self._drawn:
+            self._kernels.enter_context(sdpa_kernel(SDPBackend.MATH))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        self._kernels.close()
 
     def _take(self) -> Any:
         if self._next == len(self._drawn):
@@ -88,7 +119,7 @@ class _Replay(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         keywords = dict(kwargs or {})
-        if not _draws(func):
+        if not _draws(func, args, keywords):
             return func(*args, **keywords)
         drawn = self._take()
         if func is torch.ops.aten.native_dropout.default:
