@@ -179,7 +179,7 @@ bool Engine::send_step(Lane* lane, Op* op, uint32_t index, uint64_t limit, size_
   size_t available = limit * wire_size - state.bytes;
   const char* from = op->buffers[step.src_buffer] + step.src_offset * wire_size + state.bytes;
   if (src_dtype != op->wire_dtype) {
-    if (!lane->scratch) lane->scratch = std::make_unique<char[]>(kPieceBytes);
+    if (!lane->scratch) lane->scratch.reset(new char[kPieceBytes]);
     if (lane->scratch_begin == lane->scratch_end && limit > state.done) {
       uint64_t elements = std::min<uint64_t>(limit - state.done, kPieceBytes / wire_size);
       const char* src = op->buffers[step.src_buffer] +
@@ -254,7 +254,7 @@ bool Engine::receive_step(Lane* lane, Op* op, uint32_t index, uint64_t limit, si
   size_t wire_size = dtype_size(op->wire_dtype);
   uint32_t dst_dtype = op->buffer_dtype(step.dst_buffer);
   bool direct = step.kind == MCCL_STEP_RECV && dst_dtype == op->wire_dtype;
-  if (!direct && !lane->scratch) lane->scratch = std::make_unique<char[]>(kPieceBytes);
+  if (!direct && !lane->scratch) lane->scratch.reset(new char[kPieceBytes]);
   iovec parts[2];
   int n = 0;
   size_t header_left = 0;

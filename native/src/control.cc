@@ -26,18 +26,23 @@ struct ControlFrame {
 };
 constexpr uint32_t kControlMagic = 0x4d434b31;  // "MCK1"
 constexpr size_t kMaxBody = 2048;
+constexpr size_t kMostOutgoing = 4096;  // unsent, before answers are left out
 constexpr int64_t kLingerUs = 2000000;
-
-struct Beat {
-  uint64_t issued;
-  uint64_t completed;
-  uint32_t collective;
-  uint32_t reserved;
-  WireHeader front;
-};
 
 Beat beat_of(Comm* comm) {
   return {comm->issued, comm->completed, comm->current, 0, comm->copy_front()};
+}
+
+bool names_collective(uint32_t collective) {
+  return collective <= MCCL_RECV || collective == 255;
+}
+
+// What another rank tells is shown to users and used as an index: it must be what a rank can say.
+bool makes_sense(const mccl_error& error, int32_t size) {
+  auto names_rank = [size](int32_t rank) { return rank >= -1 && rank < size; };
+  return error.failure > MCCL_FAIL_NONE && error.failure <= MCCL_FAIL_INTERNAL &&
+         names_rank(error.culprit) && names_rank(error.reporter) &&
+         names_collective(error.collective);
 }
 
 #ifdef MSG_NOSIGNAL
@@ -135,56 +140,76 @@ void Control::read_link(Link* link) {
     link->incoming.append(chunk, static_cast<size_t>(got));
     size_t at = 0;
     ControlFrame frame;
-    while (link->incoming.size() - at >= sizeof(frame)) {
+    // A goodbye may end the link; what follows it means nothing any more.
+    while (!link->ended && link->incoming.size() - at >= sizeof(frame)) {
       std::memcpy(&frame, link->incoming.data() + at, sizeof(frame));
-      if (frame.magic != kControlMagic || frame.size > kMaxBody) {
+      bool sane = frame.magic == kControlMagic && frame.size <= kMaxBody;
+      if (sane && link->incoming.size() - at < sizeof(frame) + frame.size) break;
+      const char* body = link->incoming.data() + at + sizeof(frame);
+      if (!sane || !handle(link, frame.type, body, frame.size)) {
         link->comm->fail(MCCL_FAIL_CORRUPT, link->peer, nullptr, "idle",
                          "control link carries bytes that are no control frame");
         lost(link);
         return;
       }
-      if (link->incoming.size() - at < sizeof(frame) + frame.size) break;
-      handle(link, frame.type, link->incoming.data() + at + sizeof(frame), frame.size);
       at += sizeof(frame) + frame.size;
     }
     link->incoming.erase(0, at);
   }
 }
 
-void Control::handle(Link* link, uint32_t type, const char* body, size_t size) {
+bool Control::handle(Link* link, uint32_t type, const char* body, size_t size) {
   Comm& comm = *link->comm;
-  PeerInfo& info = *comm.peers[static_cast<size_t>(link->peer)];
   if ((type == kPing || type == kPong) && size == sizeof(Beat)) {
     Beat beat;
     std::memcpy(&beat, body, sizeof(beat));
-    info.issued = beat.issued;
-    info.completed = beat.completed;
-    info.collective = beat.collective;
-    if (type == kPing && !link->closing) {
-      Beat mine = beat_of(&comm);
-      say(link, kPong, &mine, sizeof(mine));
-      flush(link);
-    }
-    // Same number, another call: nobody needs to wait for a time-out to know.
-    WireHeader front = comm.copy_front();
-    if (front.magic != 0 && beat.front.magic != 0 && front.sequence == beat.front.sequence &&
-        std::memcmp(&front, &beat.front, sizeof(front)) != 0) {
-      comm.fail_mismatch(link->peer, beat.front, front, nullptr);
-    }
-  } else if (type == kAbort && size == sizeof(mccl_error)) {
+    if (!names_collective(beat.collective)) return false;
+    hear_beat(link, type == kPing, beat);
+    return true;
+  }
+  if (type == kAbort && size == sizeof(mccl_error)) {
     mccl_error error;
     std::memcpy(&error, body, sizeof(error));
+    if (!makes_sense(error, comm.config.size)) return false;
     error.phase[sizeof(error.phase) - 1] = 0;
     error.message[sizeof(error.message) - 1] = 0;
     link->abort_sent = true;  // it knows
     comm.fail(error);
-  } else if (type == kGoodbye) {
-    info.left_at = now_us();
-    info.flags.fetch_or(kPeerLeft);
-    link->heard_goodbye = true;
-    if (link->closing && link->outgoing.empty()) end(link);  // both have said all they will
-    if (comm.in_flight > 0) Engine::get()->kick();  // somebody may wait for it in vain
+    return true;
   }
+  if (type != kGoodbye || size != 0) return false;
+  hear_goodbye(link);
+  return true;
+}
+
+void Control::hear_beat(Link* link, bool asks, const Beat& beat) {
+  Comm& comm = *link->comm;
+  PeerInfo& info = *comm.peers[static_cast<size_t>(link->peer)];
+  info.issued = beat.issued;
+  info.completed = beat.completed;
+  info.collective = beat.collective;
+  // Who asks without reading our answers gets no more of them: any byte of ours tells it enough.
+  if (asks && !link->closing && link->outgoing.size() < kMostOutgoing) {
+    Beat mine = beat_of(&comm);
+    say(link, kPong, &mine, sizeof(mine));
+    flush(link);
+  }
+  // Same number, another call: nobody needs to wait for a time-out to know.
+  WireHeader front = comm.copy_front();
+  if (front.magic != 0 && beat.front.magic != 0 && front.sequence == beat.front.sequence &&
+      std::memcmp(&front, &beat.front, sizeof(front)) != 0) {
+    comm.fail_mismatch(link->peer, beat.front, front, nullptr);
+  }
+}
+
+void Control::hear_goodbye(Link* link) {
+  Comm& comm = *link->comm;
+  PeerInfo& info = *comm.peers[static_cast<size_t>(link->peer)];
+  info.left_at = now_us();
+  info.flags.fetch_or(kPeerLeft);
+  link->heard_goodbye = true;
+  if (link->closing && link->outgoing.empty()) end(link);  // both have said all they will
+  if (comm.in_flight > 0) Engine::get()->kick();  // somebody may wait for it in vain
 }
 
 // Its descriptor is closed by run(), which may hold an event for it.
@@ -235,6 +260,25 @@ void Control::tick(int64_t now) {
   }
 }
 
+// Tells peers of failures, and lets go of links that have ended.
+void Control::settle(int64_t now) {
+  for (auto& link : links_) {
+    Comm& comm = *link->comm;
+    if (comm.broken && !link->abort_sent && !link->closing && !link->ended) {
+      std::lock_guard<std::mutex> error_lock(comm.error_mutex);
+      say(link.get(), kAbort, &comm.first_error, sizeof(mccl_error));
+      link->abort_sent = true;
+      flush(link.get());
+    }
+    if (link->closing && !link->ended && now - link->closing_at > kLingerUs) end(link.get());
+  }
+  std::erase_if(links_, [](const std::unique_ptr<Link>& link) {
+    if (!link->ended) return false;
+    close(link->fd);
+    return true;
+  });
+}
+
 void Control::run() {
   PollEvent events[64];
   for (;;) {
@@ -249,21 +293,7 @@ void Control::run() {
     }
     int64_t now = now_us();
     if (last_tick_ == 0 || now - last_tick_ >= tick_us_) tick(now);
-    for (auto& link : links_) {
-      Comm& comm = *link->comm;
-      if (comm.broken && !link->abort_sent && !link->closing && !link->ended) {
-        std::lock_guard<std::mutex> error_lock(comm.error_mutex);
-        say(link.get(), kAbort, &comm.first_error, sizeof(mccl_error));
-        link->abort_sent = true;
-        flush(link.get());
-      }
-      if (link->closing && !link->ended && now - link->closing_at > kLingerUs) end(link.get());
-    }
-    std::erase_if(links_, [](const std::unique_ptr<Link>& link) {
-      if (!link->ended) return false;
-      close(link->fd);
-      return true;
-    });
+    settle(now);
   }
 }
 

@@ -14,12 +14,22 @@
 #include <string>
 #include <vector>
 
+#include "fingerprint.h"
 #include "mccl.h"
 #include "poller.h"
 
 namespace mccl {
 
 struct Comm;
+
+// What a rank tells with every heartbeat.
+struct Beat {
+  uint64_t issued;
+  uint64_t completed;
+  uint32_t collective;
+  uint32_t reserved;
+  WireHeader front;
+};
 
 class Control {
  public:
@@ -48,13 +58,17 @@ class Control {
     bool ended = false;
   };
   void read_link(Link* link);
-  void handle(Link* link, uint32_t type, const char* body, size_t size);
+  // False: the frame is none that a rank sends.
+  bool handle(Link* link, uint32_t type, const char* body, size_t size);
+  void hear_beat(Link* link, bool asks, const Beat& beat);
+  void hear_goodbye(Link* link);
   void say(Link* link, uint32_t type, const void* body, size_t size);
   void beat(Link* link);
   void flush(Link* link);
   void lost(Link* link);
   void end(Link* link);
   void tick(int64_t now);
+  void settle(int64_t now);
 
   std::unique_ptr<Poller> poller_;
   std::mutex mutex_;  // links_

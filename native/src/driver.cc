@@ -111,7 +111,7 @@ bool Engine::pass() {
       default: moved = advance_message_rx(lane) || moved; break;
     }
     // Of a closed lane only what somebody still waits for matters, to say why it failed.
-    bool more = !lane->stream.flushed() ||
+    bool more = (lane->transmits() && !lane->stream.flushed()) ||
                 (lane->channel == MCCL_P2P_RX && !lane->comm->messages.empty());
     bool keep = lane->pending() || (more && lane->closed_at == 0);
     if (lane->comm->failed_operations) keep = false;
@@ -192,7 +192,8 @@ void Engine::close_comm(Comm* comm) {
   for (auto& info : comm->peers) {
     for (auto& lane : info->lanes) {
       if (!lane) continue;
-      while (!comm->broken && !lane->stream.flushed() && now_us() < give_up) {
+      // A receiving stream has nothing to flush: what it holds was read ahead.
+      while (lane->transmits() && !comm->broken && !lane->stream.flushed() && now_us() < give_up) {
         poll(1000);
         IoResult result = lane->stream.flush();
         if (result != IoResult::kMoved && result != IoResult::kBlocked) break;

@@ -152,8 +152,11 @@ bool Engine::place_message(Lane* lane) {
     record_start(op);
     return true;
   }
+  // The size is the sender's word: no sum with it. Empty messages cost memory, too.
+  uint64_t limit = comm->config.park_bytes;
   uint64_t held = comm->counters.parked_bytes;
-  if (held + message.header.bytes > comm->config.park_bytes) return false;
+  if (message.header.bytes > limit - held) return false;
+  if (comm->parked.size() * sizeof(Message) > limit) return false;
   message.parked.reset(new (std::nothrow) char[std::max<uint64_t>(message.header.bytes, 1)]);
   if (!message.parked) return false;
   comm->counters.parked_bytes += message.header.bytes;

@@ -9,12 +9,14 @@ namespace mccl {
 
 namespace {
 
+constexpr uint64_t kMostElements = uint64_t{1} << 59;  // of 16 bytes: 2^63 bytes
+
 std::string check_region(const Plan& plan, uint32_t buffer, uint64_t offset, uint64_t count) {
   if (buffer >= plan.n_external + plan.scratch.size()) {
     return "names buffer " + std::to_string(buffer) + " of " +
            std::to_string(plan.n_external + plan.scratch.size());
   }
-  if (offset + count < offset) return "region overflows";
+  if (count > kMostElements || offset > kMostElements - count) return "region overflows";
   if (buffer >= plan.n_external && offset + count > plan.scratch[buffer - plan.n_external].count) {
     return "reaches beyond scratch buffer " + std::to_string(buffer);
   }
@@ -35,6 +37,7 @@ std::string check_step(const Plan& plan, uint32_t index) {
   if (uint64_t{step.first_dep} + step.n_deps > plan.deps.size()) return "has deps out of range";
   for (uint32_t d = step.first_dep; d < step.first_dep + step.n_deps; ++d) {
     const mccl_dep& dep = plan.deps[d];
+    if (dep.kind > MCCL_DEP_FULL) return "has a dep of unknown kind " + std::to_string(dep.kind);
     if (dep.step >= index) return "waits for step " + std::to_string(dep.step) + ", not an earlier one";
     if (dep.kind == MCCL_DEP_STREAM && plan.steps[dep.step].count != step.count) {
       return "streams behind step " + std::to_string(dep.step) + " of another count";
@@ -74,6 +77,11 @@ std::shared_ptr<const Plan> make_plan(int32_t world, int32_t rank, uint32_t n_ex
   plan->deps.assign(deps, deps + n_deps);
   plan->extents.resize(n_external);
   plan->first.resize(n_steps);
+  for (const mccl_scratch& buffer : plan->scratch) {
+    if (buffer.count <= kMostElements) continue;
+    set_last_error("a scratch buffer of " + std::to_string(buffer.count) + " elements");
+    return nullptr;
+  }
   std::vector<uint8_t> opened_tx(static_cast<size_t>(world));
   std::vector<uint8_t> opened_rx(static_cast<size_t>(world));
   for (uint32_t i = 0; i < n_steps; ++i) {

@@ -50,7 +50,7 @@ bool Stream::open(const int32_t* fds, uint32_t n, bool checksum, Poller* poller)
     int one = 1;
     setsockopt(rail->fd, SOL_SOCKET, SO_NOSIGPIPE, &one, sizeof(one));
 #endif
-    if (framed_) rail->buffer = std::make_unique<char[]>(sizeof(Frame) + kPieceBytes);
+    if (framed_) rail->buffer.reset(new char[sizeof(Frame) + kPieceBytes]);
     ok = poller->add(rail->fd, rail.get()) && ok;
     rails_.push_back(std::move(rail));
   }
@@ -200,8 +200,10 @@ IoResult Stream::receive(iovec* parts, int n, size_t* moved) {
   size_t within = 0;
   IoResult worst = IoResult::kBlocked;
   size_t ended = 0;
+  size_t ahead = 0;  // rails whose next frame is not the one due
   for (bool again = true; again && part < static_cast<size_t>(n);) {
     again = false;
+    ahead = 0;
     for (auto& rail : rails_) {
       bool whole = false;
       IoResult result = pull(*rail, &whole);
@@ -210,7 +212,11 @@ IoResult Stream::receive(iovec* parts, int n, size_t* moved) {
       if (!whole) continue;
       Frame frame;
       std::memcpy(&frame, rail->buffer.get(), sizeof(frame));
-      if (frame.offset + rail->moved != offset_) continue;  // a slower rail has what comes first
+      if (frame.offset + rail->moved < offset_) return IoResult::kCorrupt;  // delivered already
+      if (frame.offset + rail->moved != offset_) {  // a slower rail has what comes first
+        ++ahead;
+        continue;
+      }
       while (part < static_cast<size_t>(n) && rail->moved < frame.length) {
         size_t take = std::min(parts[part].iov_len - within, frame.length - rail->moved);
         std::memcpy(static_cast<char*>(parts[part].iov_base) + within,
@@ -232,8 +238,10 @@ IoResult Stream::receive(iovec* parts, int n, size_t* moved) {
   }
   if (*moved != 0) return IoResult::kMoved;
   for (auto& rail : rails_) ended += rail->ended;
+  // What is due can come by no rail: the sender never sent it, or died before it did.
+  if (ahead == rails_.size()) return IoResult::kCorrupt;
   // Rails end one by one, in no order: until the last has, bytes may still arrive.
-  return ended == rails_.size() ? failed(0) : worst;
+  return ended + ahead == rails_.size() ? failed(0) : worst;
 }
 
 IoResult Stream::receive_plain(iovec* parts, int n, size_t* moved) {

@@ -20,7 +20,10 @@
 namespace mccl {
 
 // Stays in L2 between receiving and reducing, also where ranks share a core.
-inline constexpr size_t kPieceBytes = 128 * 1024;
+#ifndef MCCL_PIECE_BYTES
+#define MCCL_PIECE_BYTES (128 * 1024)
+#endif
+inline constexpr size_t kPieceBytes = MCCL_PIECE_BYTES;
 
 inline constexpr size_t kOffloadPieceBytes = 1024 * 1024;  // handed to the sender at once
 

@@ -197,6 +197,38 @@ void no_silence_after_goodbye() {
   EXPECT(error_of(rank.comm).failure == MCCL_FAIL_PEER_LEFT);
 }
 
+void write_control(int fd, uint32_t type, const void* body, uint32_t size) {
+  const uint32_t frame[] = {0x4d434b31, type, size, 0};
+  std::string bytes(reinterpret_cast<const char*>(frame), sizeof(frame));
+  bytes.append(static_cast<const char*>(body), size);
+  EXPECT(write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+}
+
+// What a control link tells must be what a rank can say; it is shown and used as an index.
+void nonsense_on_control_links() {
+  mccl_error unknown{};
+  unknown.failure = 77;
+  mccl_error stranger{};
+  stranger.failure = MCCL_FAIL_TIMEOUT;
+  stranger.culprit = 1000;
+  std::string beat(64, '\x7f');
+  struct {
+    uint32_t type;
+    const void* body;
+    uint32_t size;
+  } frames[] = {{3, &unknown, sizeof(unknown)}, {3, &stranger, sizeof(stranger)},
+                {1, beat.data(), 64},           {3, &stranger, 8},
+                {9, nullptr, 0},                {4, beat.data(), 4}};
+  for (const auto& frame : frames) {
+    Lonely rank;
+    write_control(rank.control, frame.type, frame.body, frame.size);
+    until([&] { return broken(rank.comm); });
+    mccl_error error = error_of(rank.comm);
+    EXPECT_MSG(error.failure == MCCL_FAIL_CORRUPT && error.culprit == 1, "type %u: %u %s",
+               frame.type, error.failure, error.message);
+  }
+}
+
 void peer_left() {
   Plans plans(ring, 2, kCount);
   for (bool before : {true, false}) {
@@ -353,6 +385,7 @@ int main() {
   peer_dies_while_idle();
   peer_is_silent();
   no_silence_after_goodbye();
+  nonsense_on_control_links();
   peer_left();
   last_words();
   operation_times_out();

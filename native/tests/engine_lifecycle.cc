@@ -173,6 +173,9 @@ void refused_plans() {
   bad.src_buffer = 1;
   refused(bad, "buffer 1");
   bad = step;
+  bad.src_offset = uint64_t{1} << 60;  // whose bytes overflow
+  refused(bad, "overflows");
+  bad = step;
   bad.src_offset = UINT64_MAX - 1;
   refused(bad, "overflows");
   bad = step;

@@ -129,6 +129,49 @@ void held_back_beyond_the_limit() {
   EXPECT(stats_of(comms[1]).parked_peak == 0);
 }
 
+// Empty messages count too, and a size near 2^64 is no small one: the sender is held back.
+void no_parking_without_a_limit() {
+  struct Header {
+    uint32_t magic, dtype;
+    uint64_t epoch, tag, bytes;
+  };
+  for (bool empty : {true, false}) {
+    Options options;
+    options.park_bytes = 4096;
+    Pair raw{-1, -1};
+    options.connect = [&raw](int from, int, uint32_t channel) {
+      Pair pair = socket_pair();
+      if (from != 0 || channel != MCCL_P2P_TX) return pair;
+      raw = pair;
+      return Pair{socket_pair().from, pair.to};
+    };
+    World comms(2, options);
+    uint8_t never = 0;
+    mccl_op* waiting = message(comms[1], false, 0, &never, 1, 99);
+    std::string wire;
+    auto say = [&wire](uint64_t tag, uint64_t bytes, const std::string& body) {
+      Header header{0x4d435031, 0, 7, tag, bytes};
+      wire.append(reinterpret_cast<const char*>(&header), sizeof(header)).append(body);
+    };
+    if (empty) {
+      for (int i = 0; i < 1000; ++i) say(1, 0, "");
+    } else {
+      say(1, 10, "0123456789");
+      say(2, ~uint64_t{0}, "");
+    }
+    say(99, 1, "x");
+    EXPECT(write(raw.from, wire.data(), wire.size()) == static_cast<ssize_t>(wire.size()));
+    EXPECT(mccl_op_wait(waiting, 200000) == MCCL_WAIT_TIMEOUT);
+    mccl_stats stats = stats_of(comms[1]);
+    EXPECT_MSG(stats.bytes_received < 200 * sizeof(Header), "%llu bytes were read",
+               static_cast<unsigned long long>(stats.bytes_received));
+    EXPECT(stats.parked_bytes <= options.park_bytes);
+    mccl_comm_abort(comms[1], "enough");
+    EXPECT(finish(waiting) == MCCL_BROKEN);
+    close(raw.from);
+  }
+}
+
 void sizes_differ() {
   World comms(2);
   uint8_t data[20] = {};
@@ -195,6 +238,7 @@ int main() {
   same_tag_in_order();
   any_source();
   held_back_beyond_the_limit();
+  no_parking_without_a_limit();
   sizes_differ();
   parked_until_the_gpu_is_ready();
   return check::result();

@@ -257,6 +257,37 @@ void rails_end_in_any_order() {
   close(out[1].to);
 }
 
+// Frames that can never become due are an error at once, not a wait.
+void frames_that_never_fit() {
+  auto frame = [](uint64_t offset, const std::string& payload) {
+    mccl::Frame head{0x4d434631, static_cast<uint32_t>(payload.size()), offset,
+                     mccl_crc32c(0, payload.data(), payload.size()), 0};
+    head.header_crc = mccl_crc32c(0, &head, offsetof(mccl::Frame, header_crc));
+    return std::string(reinterpret_cast<const char*>(&head), sizeof(head)) + payload;
+  };
+  for (bool twice : {true, false}) {  // delivered already; or a hole before all of them
+    std::unique_ptr<mccl::Poller> poller = mccl::make_poller();
+    Pair pairs[2] = {socket_pair(), socket_pair()};
+    int32_t fds[2] = {pairs[0].to, pairs[1].to};
+    mccl::Stream stream;
+    EXPECT(stream.open(fds, 2, true, poller.get()));
+    for (int rail : {0, 1}) {
+      std::string bytes = frame(0, "same");
+      if (!twice) bytes = frame(static_cast<uint64_t>(8 + 4 * rail), "same");
+      EXPECT(write(pairs[rail].from, bytes.data(), bytes.size()) ==
+             static_cast<ssize_t>(bytes.size()));
+    }
+    char into[64];
+    iovec part{into, sizeof(into)};
+    size_t moved = 0;
+    mccl::IoResult result = stream.receive(&part, 1, &moved);
+    while (result == mccl::IoResult::kMoved) result = stream.receive(&part, 1, &moved);
+    EXPECT(result == mccl::IoResult::kCorrupt);
+    close(pairs[0].from);
+    close(pairs[1].from);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -268,5 +299,6 @@ int main() {
   damaged_bytes();
   late_receiver();
   rails_end_in_any_order();
+  frames_that_never_fit();
   return check::result();
 }
