@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from mccl.engine import Call, Channel, DType, NativeComm, NativePlan, Operation, RedOp
+from mccl.engine import Call, Channel, DType, EngineBroken, NativeComm, NativePlan, Operation, RedOp
 from mccl.handoff import Lease
 from mccl.plans import Collective, ring
 
@@ -68,7 +68,10 @@ class Pair:
     def settle(self) -> None:
         """Wait for the newest operation, and so for all."""
         if self._last is not None:
-            self._last.wait()
+            try:
+                self._last.wait()
+            except EngineBroken as broken:
+                raise RuntimeError(f"the communicator broke: {self.comm.error()}") from broken
 
     def close(self) -> None:
         """Leave."""
