@@ -16,7 +16,7 @@ import dataclasses
 import difflib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -430,3 +430,12 @@ class Launch:
             master_port=number("MASTER_PORT"),
             run_id=environ.get("TORCHELASTIC_RUN_ID") or None,
         )
+
+
+def drop_variables(prefix: str, environ: MutableMapping[str, str] | None = None) -> list[str]:
+    """Remove the variables that begin with `prefix` from the environment; the names removed."""
+    environ = os.environ if environ is None else environ
+    names = sorted(name for name in environ if name.startswith(prefix))
+    for name in names:
+        del environ[name]
+    return names
