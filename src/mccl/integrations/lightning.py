@@ -24,7 +24,7 @@ from mccl.config import drop_variables
 from mccl.errors import UsageError
 
 OLDEST = (2, 4)
-"""The oldest Lightning this is tested with; 2.6 is the newest."""
+"""The oldest Lightning this is tested with (2.4.0); 2.6.6 is the newest, 2.5 was not tried."""
 
 BACKEND = "mccl"
 
@@ -70,7 +70,7 @@ for _base, _method in _OVERRIDDEN:
     if not hasattr(_base, _method):
         raise ImportError(
             f"lightning {_installed()} has no {_base.__module__}.DDPStrategy.{_method}; mccl was "
-            "tested with lightning 2.4 to 2.6: install one of those",
+            "tested with lightning 2.4.0 and 2.6.6: install one of those",
             name="lightning",
         )
 
@@ -115,7 +115,27 @@ def _drop_nccl() -> None:
         _log.debug("dropped %s: the backend is mccl", ", ".join(dropped))
 
 
-class MCCLStrategy(DDPStrategy):
+class _OverMCCL:
+    """What both strategies do, before lightning's own DDP in the method order."""
+
+    parallel_devices: list[torch.device] | None
+    local_rank: int
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**_options(options))
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device this process trains on, with an index unless it is the CPU."""
+        return _own_device(self.parallel_devices, self.local_rank)
+
+    def setup_environment(self) -> None:
+        """Makes the process group, in an environment without ``NCCL_*``."""
+        _drop_nccl()
+        super().setup_environment()  # type: ignore[misc]
+
+
+class MCCLStrategy(_OverMCCL, DDPStrategy):
     """DistributedDataParallel over mccl, for ``lightning.Trainer``.
 
     `options` are those of lightning's ``DDPStrategy``, and through it of
@@ -123,42 +143,16 @@ class MCCLStrategy(DDPStrategy):
     ``UsageError`` for a ``process_group_backend`` other than ``"mccl"``.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**_options(options))
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device this process trains on, with an index unless it is the CPU."""
-        return _own_device(self.parallel_devices, self.local_rank)
-
     def determine_ddp_device_ids(self) -> list[int] | None:
         """None on CPU and MPS."""
         return _ddp_device_ids(self.root_device)
 
-    def setup_environment(self) -> None:
-        """Makes the process group, in an environment without ``NCCL_*``."""
-        _drop_nccl()
-        super().setup_environment()
 
-
-class MCCLFabricStrategy(FabricDDP):
+class MCCLFabricStrategy(_OverMCCL, FabricDDP):
     """DistributedDataParallel over mccl, for ``lightning.Fabric``; options as ``MCCLStrategy``."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**_options(options))
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device this process trains on, with an index unless it is the CPU."""
-        return _own_device(self.parallel_devices, self.local_rank)
 
     def _determine_ddp_device_ids(self) -> list[int] | None:
         return _ddp_device_ids(self.root_device)
-
-    def setup_environment(self) -> None:
-        """Makes the process group, in an environment without ``NCCL_*``."""
-        _drop_nccl()
-        super().setup_environment()
 
 
 def _enter(registry: Any, name: str, strategy: type, options: dict[str, Any]) -> None:
