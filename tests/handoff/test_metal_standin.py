@@ -59,8 +59,12 @@ def run_pair(*arguments: str, limit: float = 240) -> list[tuple[int, str, str]]:
 
 
 def counts(results: list[tuple[int, str, str]]) -> list[dict[str, Any]]:
-    for rank, (status, _, errors) in enumerate(results):
-        assert status == 0, f"rank {rank} ended with {status}: {errors[-3000:]}"
+    # All ranks at once: the first that fails is often only the one that lost its peer.
+    said = [
+        f"rank {rank} ended with {status}, printed {output[-500:]!r}: {errors[-3000:]}"
+        for rank, (status, output, errors) in enumerate(results)
+    ]
+    assert all(status == 0 for status, _, _ in results), "\n".join(said)
     return [json.loads(output.splitlines()[-1]) for _, output, _ in results]
 
 

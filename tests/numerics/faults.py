@@ -309,6 +309,10 @@ def attention_without_last_key(true: Any, x: Tensor, *args: Any, **kwargs: Any) 
     return out
 
 
+def attention_with_doubled_query(true: Any, query: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return true(2 * query, *args, **kwargs)
+
+
 def pool_gradient_to_first(true: Any, grad: Tensor, x: Tensor, kernel: Any, *args: Any) -> Tensor:
     return true(grad, x, kernel, *args).roll(1, -1)
 
@@ -461,6 +465,11 @@ FAULTS: tuple[Fault, ...] = (
           layers(linear=nn.Linear(8, 8), attention=Apply(lambda x: torch.softmax(
               x @ x.transpose(-1, -2), -1) @ x)), randn(2, 6, 8),
           lambda: {aten._softmax.default: attention_without_last_key}),
+    Fault("fused attention scales its query twice", "attention", "forward",
+          layers(linear=nn.Linear(8, 8), attention=Apply(
+              lambda x: functional.scaled_dot_product_attention(x, x, x))), randn(2, 2, 6, 8),
+          lambda: {aten._scaled_dot_product_flash_attention_for_cpu.default:
+                   attention_with_doubled_query}),
     Fault("pooling gradient to the neighbour", "pool", "backward",
           layers(conv=nn.Conv2d(4, 4, 3), pool=nn.MaxPool2d(2)), _images,
           lambda: {aten.max_pool2d_with_indices_backward.default: pool_gradient_to_first}),
