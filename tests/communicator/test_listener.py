@@ -379,3 +379,22 @@ def test_running_out_of_descriptors_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("mccl.communicator.connector.socket.socket", refuse)
     with pytest.raises(InternalError, match=r"EMFILE.*ulimit -n"):
         dial(1)
+
+
+def test_who_was_admitted_is_handed_over_before_the_group_is_forgotten(
+    start: Start, group: Group
+) -> None:
+    listener, port = start()
+    outlived: list[bool] = []
+
+    def take(claims: Claims, sock: socket.socket) -> None:
+        leaving = threading.Thread(target=listener.deregister, args=(group.registration.key,))
+        leaving.start()
+        leaving.join(0.2)  # without the guard it ends at once
+        outlived.append(leaving.is_alive())
+        group.registration.take(claims, sock)
+
+    listener.register(replace(group.registration, take=take))
+    with dial(port):
+        group.wait(1)
+    assert outlived == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 import threading
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from mccl import errors
 from mccl.communicator import Communicator
+from mccl.communicator.listener import GroupKey
 from mccl.config import Config
 from mccl.engine import (
     Channel,
@@ -94,6 +96,30 @@ def test_leaving_reaches_a_waiting_peer(make: Make) -> None:
     assert isinstance(error, errors.PeerLeftError)
     assert error.peer == 0
     assert error.host is not None
+
+
+def test_a_link_that_arrives_while_leaving_hears_the_goodbye(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = dist.HashStore()
+    a, b = (make(store, r, 2, native=NativeComm) for r in range(2))
+    a.ensure(frozenset({1}), NONE)
+    assert a._listener is not None
+    forget = a._listener.deregister
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+
+    def late(key: GroupKey) -> None:
+        a._arrived(1, Channel.CONTROL, [theirs])
+        forget(key)
+
+    monkeypatch.setattr(a._listener, "deregister", late)
+    with ours:
+        a.close()
+        ours.settimeout(10)
+        assert ours.recv(4096), "closed without a goodbye"
+    b.close()
 
 
 def test_a_failed_connection_reaches_a_third_rank(make: Make, loopback: Settings) -> None:

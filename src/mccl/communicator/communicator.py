@@ -120,6 +120,7 @@ class Communicator:
         self._records: dict[int, PeerRecord] = {}
         self._labels: dict[int, str] = {}
         self._peer_locks: dict[int, threading.Lock] = {}
+        self._leaving = False
         self._closed = False
         self._word_left = False
         self._rendezvous: Rendezvous | None = None
@@ -482,13 +483,18 @@ class Communicator:
     def close(self) -> None:
         """Says goodbye, waits for nothing; idempotent. In a forked child: does nothing."""
         with self._lock:
-            if self._closed:
+            if self._leaving:
                 return
-            self._closed = True
+            self._leaving = True
         if self._pid != os.getpid():
+            self._closed = True
             return
+        # Before anything is closed: a peer that has just been admitted must hear the goodbye, or
+        # it would take us for dead.
         if self._listener is not None:
             self._listener.deregister(self._key)
+        with self._lock:
+            self._closed = True
         if self._incoming is not None:
             self._incoming.close()
         with self._lock:

@@ -101,6 +101,7 @@ class Listener:
         self.pid = os.getpid()
         self._bufsize = bufsize
         self._lock = threading.Lock()
+        self._admitting = threading.RLock()
         self._bind_lock = threading.Lock()
         self._registrations: dict[GroupKey, Registration] = {}
         self._closed: OrderedDict[GroupKey, None] = OrderedDict()
@@ -151,8 +152,11 @@ class Listener:
         self._wake()
 
     def deregister(self, key: GroupKey) -> None:
-        """Forgets a group; connections that ask for it from now on are dropped."""
-        with self._lock:
+        """Forgets a group; connections that ask for it from now on are dropped.
+
+        Whoever was told that it is admitted has been handed over when this returns.
+        """
+        with self._admitting, self._lock:
             self._registrations.pop(key, None)
             self._closed[key] = None
             while len(self._closed) > _REMEMBERED_GROUPS:
@@ -268,6 +272,12 @@ class Listener:
         self._advance(connection)
 
     def _advance(self, connection: _Connection) -> None:
+        # From the verdict to the hand-over without a deregister() between: a peer that was
+        # admitted gets either a link or, if the group ends, a goodbye on it; never a bare close.
+        with self._admitting:
+            self._converse(connection)
+
+    def _converse(self, connection: _Connection) -> None:
         try:
             self._write(connection)
             # Exactly the frame's bytes are read: what follows belongs to the engine.
