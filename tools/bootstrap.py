@@ -26,7 +26,15 @@ ROOT = Path(__file__).resolve().parent.parent
 MINIMUM = (3, 11)
 TORCH = "torch==2.13.0"
 BUILD = ["numpy", "cmake", "ninja", "scikit-build-core", "setuptools"]
-CHECKS = ["pytest", "pytest-timeout", "ruff", "mypy", "import-linter"]
+CHECKS = [
+    "pytest",
+    "pytest-timeout",
+    "ruff",
+    "mypy",
+    "import-linter",
+    "auraloss",
+    "prometheus-client",
+]
 PACKAGES = {
     "native": ["cmake", "ninja"],
     "demo": [*BUILD, "rich", "scikit-learn"],

@@ -6,8 +6,10 @@ import ast
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -111,3 +113,9 @@ def test_every_package_it_installs_is_pinned(bootstrap: ModuleType) -> None:
     wanted = {name for names in bootstrap.PACKAGES.values() for name in names}
     assert wanted <= pins
     assert bootstrap.TORCH in (ROOT / "constraints.txt").read_text()
+
+
+def test_the_test_extra_is_what_make_test_installs(bootstrap: ModuleType) -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {re.split(r"[<>=\[ ]", line)[0] for line in extra["test"]}
+    assert names <= set(bootstrap.PACKAGES["test"])
