@@ -78,7 +78,8 @@ def main() -> None:
             if command["do"] == "receive":
                 receive(comm, command["from"])
             comm.ensure(frozenset(command["send"]), frozenset(command["recv"]))
-            answer(links={f"{p}/{c}": [ends(f) for f in v] for (p, c), v in native.links.items()})
+            links = list(native.links.items())  # the listener's thread may add to them meanwhile
+            answer(links={f"{p}/{c}": [ends(f) for f in v] for (p, c), v in links})
         except MCCLError as error:
             answer(error=[type(error).__name__, str(error), error.peer])
     comm.close()
