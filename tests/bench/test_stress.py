@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -37,30 +38,22 @@ def test_ranks_draw_alike() -> None:
 
 
 def test_a_short_run_is_exact_and_recorded(command: Callable[..., int], tmp_path: Path) -> None:
-    assert (
-        command(
-            "stress",
-            "--backend",
-            "gloo",
-            "--ranks",
-            "2",
-            "--seconds",
-            "0",
-            "--burst",
-            "4",
-            "--sizes",
-            "4,1000",
-            "--out",
-            str(tmp_path),
-        )
-        == 0
-    )
+    log = tmp_path / "soak.jsonl"
+    few = ["--seconds", "0", "--burst", "4", "--sizes", "4,1000"]
+    where = ["--out", str(tmp_path), "--log", str(log)]
+    assert command("stress", "--backend", "gloo", "--ranks", "2", *few, *where) == 0
     record = load(next(tmp_path.glob("stress-*.json")))
     assert len(record.find(what="resident_bytes")) == 2
     for case in record.find(what="descriptors"):
         assert case.facts["operations"] >= 8
         assert case.facts["wrong"] == 0
         assert min(case.samples) > 2
+    lines = [json.loads(text) for text in log.read_text().splitlines()]
+    assert {line["rank"] for line in lines} == {0, 1}
+    for line in lines:
+        assert line["operations"] >= 8
+        assert line["wrong"] == 0
+        assert line["resident_bytes"] > 2**20
 
 
 def test_a_wrong_element_is_tallied_with_its_operation() -> None:

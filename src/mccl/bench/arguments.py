@@ -220,6 +220,20 @@ def add_stress(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="4,1000,64K,1M,16M,25M")
     parser.add_argument("--burst", type=int, default=16, help="async collectives in flight")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="rest between rounds, so that a soak can share a machine",
+    )
+    parser.add_argument(
+        "--log",
+        default="",
+        metavar="FILE",
+        help="append each rank's counts, memory, threads and descriptors after every round, "
+        "one JSON object a line",
+    )
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

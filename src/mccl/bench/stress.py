@@ -3,11 +3,14 @@
 Bursts of asynchronous collectives are issued back to back without waiting, then waited for, then
 checked bit for bit. What to run comes from a generator that all ranks seed alike. Filling and
 checking are not counted: time, CPU and bytes are those between the first issue and the last wait.
+Bursts come in rounds of about two seconds; a soak rests between them (``--pause``) and writes down
+after each what it has found so far (``--log``).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import resource
@@ -83,12 +86,21 @@ def worker(context: RankContext, options: dict[str, Any]) -> dict[str, Any]:
             work = [draw(choice, options["sizes"], context) for _ in range(options["burst"])]
             _burst(work, group, tally)
         usage.append(process_usage())
+        if options["log"]:
+            _append(Path(options["log"]), context, tally, usage[-1])
         now = time.perf_counter()
         better = max(_MIN_BURSTS, int(bursts * _CHUNK_S / max(now - began, 1e-3)))
         done, bursts = context.share([now - start >= options["seconds"], better])
         if done:
             break
+        time.sleep(options["pause"])
     return {"tally": vars(tally), "usage": usage, "elapsed_s": time.perf_counter() - start}
+
+
+def _append(path: Path, context: RankContext, tally: Tally, usage: dict[str, float]) -> None:
+    line = {"rank": context.rank, "world": context.world} | vars(tally) | usage
+    with path.open("a") as file:  # one write a line: ranks share the file
+        file.write(json.dumps(line) + "\n")
 
 
 def _burst(
@@ -142,6 +154,8 @@ def run(args: argparse.Namespace, launcher: Launcher) -> int:
         "sizes": parse_sizes(args.sizes),
         "burst": args.burst,
         "seed": args.seed,
+        "pause": args.pause,
+        "log": args.log and str(Path(args.log).absolute()),
     }
     record = Record("stress", launcher.facts | {"title": launcher.title} | options)
     for world in worlds_of(args, launcher):
