@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from mccl.bench.cluster import Cluster
 from mccl.bench.emulate import ClusterLauncher, Event, parse_event
 from mccl.bench.goodput import Ring
 from mccl.bench.launch import RankContext, RankFailedError
+from mccl.bench.switches import Switches
 from mccl.errors import UsageError
 
 pytestmark = [
@@ -114,16 +117,77 @@ def test_namespaces_end_with_the_cluster() -> None:
     assert namespaces_held_by(os.getpid()) == before
 
 
+def subnet_rates(context: RankContext, options: dict[str, Any]) -> list[float]:
+    """Bytes a second to the partner of each of the given pairings, all at once."""
+    found = []
+    for pairing in options["pairings"]:
+        partner = pairing[context.rank]
+        with socket.create_server((context.address, 0)) as server:
+            addresses = context.gather([context.address, server.getsockname()[1]])
+            out = socket.create_connection(tuple(addresses[partner]), timeout=30)
+            into, _ = server.accept()
+        with out, into:
+            context.gather("connected")
+            start = time.perf_counter()
+            sender = threading.Thread(target=out.sendall, args=(bytes(options["nbytes"]),))
+            sender.start()
+            left = options["nbytes"]
+            while left:
+                left -= len(into.recv(min(left, 1 << 16)))
+            found.append(options["nbytes"] / (time.perf_counter() - start))
+            sender.join()
+    return found
+
+
+@needs_root
+@pytest.mark.parametrize(("latency", "dealt"), [(0.0, False), (0.001, True)])
+def test_an_uplink_is_shared_by_its_switch_and_local_traffic_is_not_slowed(
+    latency: float, dealt: bool
+) -> None:
+    switches = Switches(4, 2, 2e7, dealt)
+    near = {host: pair[1 - place] for pair in switches.members for place, host in enumerate(pair)}
+    far = {a: b for pair in zip(*switches.members, strict=True) for a, b in (pair, pair[::-1])}
+    options = {"nbytes": 2_000_000, "pairings": [near, far]}
+    with Cluster(4, 1e8, latency=latency, switches=switches) as cluster:
+        results = ClusterLauncher(cluster).run(subnet_rates, options, 4, 60)
+    assert results is not None
+    across = sum(rates[1] for rates in results) / 2
+    assert across < 1.1 * 2e7 / 8, "a switch sent more than its uplink carries"
+    assert min(rates[0] for rates in results) > max(rates[1] for rates in results)
+
+
+def found_groups(context: RankContext, options: dict[str, Any]) -> Any:
+    group: Any = context.group("mccl")
+    return group._calls._groups()
+
+
+@needs_root
+def test_groups_are_found_by_the_subnets_of_the_switches() -> None:
+    switches = Switches(16, 4, dealt=True)
+    with Cluster(16, 1e9, switches=switches) as cluster:
+        results = ClusterLauncher(cluster).run(found_groups, {}, 16, 80)
+    assert results == [switches.members] * 16
+
+
+def test_switches_share_the_hosts_evenly() -> None:
+    assert Switches(7, 3).members == ((0, 1, 2), (3, 4), (5, 6))
+    assert Switches(7, 3, dealt=True).members == ((0, 3, 6), (1, 4), (2, 5))
+    for bad in ((4, 5, 0.0), (4, 0, 0.0), (4, 1, 1e6), (4, 2, 1.0), (600, 2, 0.0)):
+        with pytest.raises(UsageError, match=r"group"):
+            Switches(*bad)
+
+
 CHILD = """
 import sys
 from mccl.bench.cluster import Cluster
 from mccl.bench.emulate import ClusterLauncher
 from mccl.bench.launch import ending_on_sigterm
+from mccl.bench.switches import Switches
 sys.path.insert(0, {folder!r})
 from test_cluster_worker import stuck
 
 if __name__ == "__main__":
-    with ending_on_sigterm(), Cluster(2, 1e8) as cluster:
+    with ending_on_sigterm(), Cluster(2, 1e8, switches=Switches(2, 2, 1e7)) as cluster:
         ClusterLauncher(cluster).run(stuck, {{"folder": sys.argv[1]}}, 2, 80)
 """
 

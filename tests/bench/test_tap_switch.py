@@ -56,6 +56,36 @@ def test_an_offloaded_frame_counts_the_headers_of_its_segments() -> None:
     assert wire_bytes(frame(MACS[0], 66 + 3 * 1448, segment=1448)) == 3 * (66 + 1448)
 
 
+def test_frames_between_groups_share_both_uplinks_and_others_do_not() -> None:
+    macs = [bytes([2, 0, 0, 0, 0, n]) for n in range(5)]
+    places = [0, 0, 1, 1, None]
+    built = Switch([Port(-1, 0.0, 0.0) for _ in macs], macs, 50.0, places, uplink=80_000.0)
+    built.accept(0, frame(macs[1]), now=0.0)
+    assert waiting(built)[1] == [50.0], "inside a group no uplink is in the way"
+    # Two frames up group 0 (0.1 s each), one from the core: they meet in the way down to group 1.
+    built.accept(0, frame(macs[2]), now=0.0)
+    built.accept(1, frame(macs[3]), now=0.0)
+    built.accept(4, frame(macs[2]), now=0.05)
+    assert waiting(built)[2:] == [[], [], []]
+    assert built.deliver(0.0) == pytest.approx(0.1)
+    assert built.deliver(0.1) == pytest.approx(0.05)
+    for now in (0.15, 0.2, 0.25, 0.35):
+        built.deliver(now)
+    assert waiting(built)[2] == pytest.approx([0.15 + 50.0, 0.25 + 50.0])
+    assert waiting(built)[3] == pytest.approx([0.35 + 50.0])
+    built.accept(2, frame(macs[4]), now=1.0)
+    built.deliver(1.1)
+    assert waiting(built)[4] == pytest.approx([51.1]), "up to the core only"
+
+
+def test_a_full_uplink_drops() -> None:
+    macs = MACS[:2]
+    built = Switch([Port(-1, 0.0, 0.0) for _ in macs], macs, 0.0, [0, 1], uplink=80_000.0)
+    for _ in range(5):
+        built.accept(0, frame(macs[1]), now=0.0)
+    assert len(built.up[0].queue) == 2
+
+
 def test_orders_cut_slow_and_restore() -> None:
     built = switch(rate=8e9)
     built.order("cut 1")

@@ -249,6 +249,24 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="one-way latency from host to host, by a user-space switch (default: %(default)s)",
     )
     parser.add_argument(
+        "--groups",
+        type=int,
+        default=1,
+        metavar="N",
+        help="switches that share the hosts, each with a subnet of its own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--uplink",
+        metavar="RATE",
+        help="rate between a switch and the rest, each way (default: unlimited)",
+    )
+    parser.add_argument(
+        "--numbering",
+        default="switch",
+        choices=["switch", "dealt"],
+        help="number the hosts switch by switch, or deal them out (default: %(default)s)",
+    )
+    parser.add_argument(
         "--event",
         action="append",
         default=[],

@@ -3,8 +3,12 @@
 Theory of operation. Every host is a network namespace with one interface (``e0``, ``e1``, …: as
 many names as hosts, so nothing may assume a common one), joined by a veth pair to a bridge that has
 a namespace of its own. A token bucket on each end of a pair shapes one direction of that link; a
-bridge forwards at memory speed, so a link is all that limits a host. With latency asked for, a
-user-space switch (``tap``) takes the bridge's place.
+bridge forwards at memory speed, so a link is all that limits a host. Several switches are several
+bridges in that namespace, each joined to a core bridge by one more pair, its uplink. With latency
+asked for, a user-space switch (``tap``) takes the place of all bridges.
+
+Hosts of one switch have a subnet of their own, as behind the switches of a rack; everything is
+one Ethernet all the same, and a route says so.
 
 The namespaces have no names. This process holds them by descriptor, ranks enter them by
 ``/proc/PID/fd/N``, and the kernel takes namespaces, interfaces and bridge away when the last
@@ -24,6 +28,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from mccl.bench.launch import CLONE_NEWNET, enter_namespace
+from mccl.bench.switches import Switches
 from mccl.bench.tap import TapSwitch, mac_of, open_tap
 from mccl.errors import UsageError
 
@@ -60,7 +65,7 @@ def inside(namespace: str) -> Iterator[None]:
 class Cluster:
     """``hosts`` namespaces whose links carry ``rate`` bits a second in each direction.
 
-    ``latency`` is in seconds from host to host, one way.
+    ``latency`` is in seconds from host to host, one way. ``switches``: one, where not given.
 
     A context manager. Links can be cut, slowed and restored while ranks run.
 
@@ -68,7 +73,14 @@ class Cluster:
         UsageError: this machine cannot, or the numbers make no sense.
     """
 
-    def __init__(self, hosts: int, rate: float, mtu: int = 1500, latency: float = 0.0) -> None:
+    def __init__(
+        self,
+        hosts: int,
+        rate: float,
+        mtu: int = 1500,
+        latency: float = 0.0,
+        switches: Switches | None = None,
+    ) -> None:
         lack = missing()
         if lack is not None:
             raise UsageError(lack)
@@ -79,6 +91,9 @@ class Cluster:
         if not 0 <= latency <= 1:
             raise UsageError(f"latency {latency:g} s out of range (0..1 s)")
         self.hosts, self.rate, self.mtu, self.latency = hosts, rate, mtu, latency
+        self.switches = Switches(hosts) if switches is None else switches
+        if self.switches.hosts != hosts:
+            raise UsageError(f"switches for {self.switches.hosts} hosts in a cluster of {hosts}")
         self._taps: TapSwitch | None = None
         self._open = contextlib.ExitStack()
         self._switch = ""
@@ -113,7 +128,10 @@ class Cluster:
 
     def address(self, host: int) -> str:
         """IPv4 address of a host."""
-        return f"{_NET}.{host // 250}.{host % 250 + 1}"
+        if not self.switches.several:
+            return f"{_NET}.{host // 250}.{host % 250 + 1}"
+        switch = self.switches.of(host)
+        return f"{_NET}.{switch}.{self.switches.members[switch].index(host) + 1}"
 
     def interface(self, host: int) -> str:
         """Name of the host's interface."""
@@ -175,11 +193,26 @@ class Cluster:
             f"link set sw mtu {self.mtu} up",
             f"addr add {_SWITCH_ADDRESS}/16 dev sw",
         ]
+        if self.switches.several:
+            for switch in range(self.switches.count):
+                lines += [
+                    f"link add sw{switch} type bridge",
+                    f"link set sw{switch} mtu {self.mtu} up",
+                    f"link add up{switch} type veth peer name down{switch}",
+                    f"link set up{switch} mtu {self.mtu} master sw{switch} up",
+                    f"link set down{switch} mtu {self.mtu} master sw up",
+                ]
         for host, path in enumerate(self._paths):
             name = self.interface(host)
+            bridge = f"sw{self.switches.of(host)}" if self.switches.several else "sw"
             lines.append(f"link add p{host} type veth peer name {name} netns {path}")
-            lines.append(f"link set p{host} mtu {self.mtu} master sw up")
+            lines.append(f"link set p{host} mtu {self.mtu} master {bridge} up")
         _batch(self._switch, "ip", lines)
+        if self.switches.uplink:
+            shape = _bucket(self.switches.uplink)
+            for switch in range(self.switches.count):
+                ends = (f"up{switch}", f"down{switch}")
+                _batch(self._switch, "tc", [f"qdisc add dev {end} {shape}" for end in ends])
         for host in range(self.hosts):
             self._configure(host)
             self._shape(host, self.rate, "add")
@@ -193,7 +226,8 @@ class Cluster:
             with inside(path):
                 taps.append(open_tap(name))
         rates = [*([self.rate] * self.hosts), 0.0]
-        self._taps = TapSwitch(taps, rates, self.latency)
+        places = [*(self.switches.of(host) for host in range(self.hosts)), None]
+        self._taps = TapSwitch(taps, rates, self.latency, places, self.switches.uplink)
         self._open.callback(self._taps.close)
         own = [
             f"link set sw address {_colons(mac_of(self.hosts))} mtu {self.mtu} up",
@@ -209,17 +243,18 @@ class Cluster:
 
     def _configure(self, host: int) -> None:
         name = self.interface(host)
+        prefix = 24 if self.switches.several else 16
         lines = [
             "link set lo up",
-            f"addr add {self.address(host)}/16 dev {name}",
+            f"addr add {self.address(host)}/{prefix} dev {name}",
             f"link set {name} mtu {self.mtu} up",
         ]
+        if self.switches.several:
+            lines.append(f"route add {_NET}.0.0/16 dev {name}")
         _batch(self._paths[host], "ip", lines)
 
     def _shape(self, host: int, rate: float, verb: str) -> None:
-        # 64 KiB lets one segmentation-offload packet through whole; above that, 2 ms of rate.
-        burst = max(64 << 10, int(rate / 8 * 0.002))
-        shape = f"root tbf rate {rate:.0f}bit burst {burst} latency 100ms"
+        shape = _bucket(rate)
         if self._taps is None:
             _batch(self._switch, "tc", [f"qdisc {verb} dev p{host} {shape}"])
         else:
@@ -231,6 +266,13 @@ class Cluster:
             self._taps.order(f"{'restore' if state == _FORWARDING else 'cut'} {host}")
             return
         _batch(self._switch, "ip", [f"link set p{host} type bridge_slave state {state}"])
+
+
+def _bucket(rate: float) -> str:
+    """The token bucket of one direction of a link, in the words of ``tc``."""
+    # 64 KiB lets one segmentation-offload packet through whole; above that, 2 ms of rate.
+    burst = max(64 << 10, int(rate / 8 * 0.002))
+    return f"root tbf rate {rate:.0f}bit burst {burst} latency 100ms"
 
 
 def _colons(mac: str) -> str:

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 from mccl.bench import dispatch
 from mccl.bench.cluster import Cluster
 from mccl.bench.launch import Launcher, Placement, Worker, interface_environment, run_placed
+from mccl.bench.switches import Switches
 from mccl.bench.units import parse_ints, parse_rate
 from mccl.errors import UsageError
 
@@ -72,12 +73,18 @@ class ClusterLauncher:
         self._events = sorted(events, key=lambda event: event.at)
         self.worlds: tuple[int, ...] | None = (cluster.hosts,)
         late = f", {cluster.latency * 1e3:g} ms apart" if cluster.latency else ""
-        self.title = f"{cluster.hosts} emulated hosts, {cluster.rate / 1e6:g} Mbit/s links{late}"
+        switches = cluster.switches
+        self.title = (
+            f"{cluster.hosts} emulated hosts{switches.title}, "
+            f"{cluster.rate / 1e6:g} Mbit/s links{late}"
+        )
         self.facts: dict[str, Any] = {
             "hosts": cluster.hosts,
             "rate_bits": cluster.rate,
             "mtu": cluster.mtu,
             "latency_ms": cluster.latency * 1e3,
+            "switches": switches.members if switches.several else (),
+            "uplink_bits": switches.uplink,
             "events": [f"{e.at:g} s: {e.action} host {e.host}" for e in self._events],
         }
 
@@ -147,7 +154,10 @@ def run(args: argparse.Namespace, launcher: Launcher) -> int:
     events = [parse_event(text) for text in args.event]
     codes = []
     for hosts in parse_ints(args.hosts):
-        with Cluster(hosts, parse_rate(args.rate), args.mtu, args.latency / 1e3) as cluster:
+        uplink = parse_rate(args.uplink) if args.uplink else 0.0
+        switches = Switches(hosts, args.groups, uplink, args.numbering == "dealt")
+        rate, latency = parse_rate(args.rate), args.latency / 1e3
+        with Cluster(hosts, rate, args.mtu, latency, switches) as cluster:
             print(f"# {hosts} hosts; look inside: nsenter --net={cluster.namespace(0)}", flush=True)
             codes.append(dispatch.run(inner, ClusterLauncher(cluster, events)))
     return max(codes)

@@ -50,14 +50,25 @@ class TapSwitch:
         taps: descriptors of the devices, by port; closed here.
         rates: bits a second towards each port, 0 unlimited.
         latency: seconds each frame takes from port to port.
+        places: the group of ports that each belongs to, None for one in the core.
+        uplink: bits a second, each way, between a group and the rest, 0 unlimited.
     """
 
-    def __init__(self, taps: list[int], rates: list[float], latency: float) -> None:
+    def __init__(
+        self,
+        taps: list[int],
+        rates: list[float],
+        latency: float,
+        places: list[int | None],
+        uplink: float,
+    ) -> None:
         job = {
             "ports": taps,
             "macs": [mac_of(port) for port in range(len(taps))],
             "rates": rates,
             "latency_s": latency,
+            "places": places,
+            "uplink": uplink,
         }
         try:
             self._process = subprocess.Popen(
