@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from mccl.bench import cluster as cluster_module
-from mccl.bench.cluster import Cluster
+from mccl.bench.cluster import Cluster, inside
 from mccl.bench.emulate import ClusterLauncher, Event, parse_event
 from mccl.bench.goodput import Ring
 from mccl.bench.launch import RankContext, RankFailedError
@@ -104,6 +105,37 @@ def test_a_cut_link_stops_traffic_and_is_whole_afterwards(tmp_path: Path) -> Non
             launcher.run(stuck, {"folder": str(tmp_path)}, 2, 6)
         results = ClusterLauncher(cluster).run(where, {}, 2, 40)
         assert results is not None
+
+
+@needs_root
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_host_that_is_cut_hears_nothing_and_others_do(elsewhere: bool) -> None:
+    with Cluster(3, 1e8) as cluster, contextlib.ExitStack() as opened:
+        sockets = []
+        for host in range(3):
+            with inside(cluster.namespace(host)):
+                made = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            made.bind((cluster.address(host), 9))
+            made.settimeout(20)
+            sockets.append(made)
+
+        def heard(source: int, sink: int) -> bytes:
+            sockets[source].sendto(b"word", (cluster.address(sink), 9))
+            return sockets[sink].recv(10)
+
+        assert heard(0, 1) == heard(1, 2) == heard(0, 2) == b"word"
+        if elsewhere:
+            subprocess.run(cluster.cutting(1), check=True)
+        else:
+            cluster.cut(1)
+        sockets[1].sendto(b"lost", (cluster.address(2), 9))
+        assert heard(0, 2) == b"word"
+        sockets[1].settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            heard(0, 1)
+        sockets[1].settimeout(20)
+        cluster.restore(1)
+        assert heard(0, 1) == heard(1, 2) == b"word"
 
 
 @needs_root

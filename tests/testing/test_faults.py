@@ -12,11 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mccl.bench import cluster
 from mccl.engine import Channel, NativeComm
 from mccl.errors import CorruptError, MCCLError, PeerDiedError, UsageError
 from mccl.testing import storm
 from mccl.testing.faults import Fault, Injector, Kind, read_marker
 from mccl.testing.relay import Relay
+from mccl.testing.trial import Trial, Verdict
+from mccl.testing.trial import run as judge
 from tests.process_group.ranks import run
 
 
@@ -31,6 +34,12 @@ from tests.process_group.ranks import run
 def test_a_fault_that_cannot_happen_is_refused(fault: dict[str, object], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Fault(**{"rank": 0, "collective": 1, **fault})  # type: ignore[arg-type]
+
+
+def test_a_host_is_unplugged_by_whoever_made_the_network(tmp_path: Path) -> None:
+    fault = Fault(Kind.UNPLUG, rank=0, collective=1)
+    with pytest.raises(UsageError, match="say how"):
+        Injector(fault, 0, tmp_path / "fired")
 
 
 class Wire:
@@ -150,26 +159,59 @@ def test_a_storm_is_seeded() -> None:
 def test_a_trial_is_judged(kind: Kind) -> None:
     trial = storm.draw(1, 0, (2,), [kind])
     trial = replace(trial, program="collectives")
-    verdict = storm.run(trial)
+    verdict = judge(trial)
     assert verdict.good, verdict
     assert verdict.fired
+
+
+@pytest.mark.skipif(cluster.missing() is not None, reason=f"{cluster.missing()}")
+def test_a_host_that_is_unplugged_is_named_by_all_others() -> None:
+    fault = Fault(Kind.UNPLUG, rank=1, collective=3, byte=40)
+    verdict = judge(Trial("1", 3, "collectives", fault))
+    assert verdict.good, verdict
+    assert len(verdict.blamed) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["collectives", "training"])
 def test_a_storm_finds_a_wrong_result(program: str) -> None:
     fault = Fault(Kind.FLIP, rank=0, collective=4, byte=40_000, bit=6)
-    verdict = storm.run(storm.Trial("1", 2, program, fault, checksum=False))
+    verdict = judge(Trial("1", 2, program, fault, checksum=False))
     assert verdict.fired
     assert verdict.wrong
     assert not verdict.good
+
+
+def test_a_storm_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played: list[Trial] = []
+
+    def play(trial: Trial) -> Verdict:
+        played.append(trial)
+        return Verdict(trial, True, blamed=[True], seconds=[0.5], texts=["rank 0: é"])
+
+    monkeypatch.setattr(storm, "run", play)
+    words = ["--kinds", "kill", "flip", "--out", str(tmp_path / "storm.jsonl"), "--faults"]
+    assert storm.main([*words, "3"]) == 0
+    assert storm.main([*words, "5", "--jobs", "2"]) == 0
+    assert [storm.draw(1, n, range(2, 5), [Kind.KILL, Kind.FLIP]) for n in range(5)] == sorted(
+        played, key=lambda trial: trial.seed
+    )
+    assert "5/5" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="is another one"):
+        storm.main([*words, "5", "--seed", "2"])
+    assert storm.main([*words, "9", "--minutes", "-1"]) == 0
+    assert len(played) == 5
+    storm.write(tmp_path / "storm.jsonl", 9, Verdict(played[0], True, hung=[1]))
+    assert storm.main([*words, "5"]) == 1
 
 
 def test_a_bad_trial_is_told_from_a_good_one() -> None:
     trial = storm.draw(1, 0, (2,), [Kind.KILL])
     for changes in ({"hung": [1]}, {"wrong": ["#1"]}, {"quiet": [0]}, {"alarms": ["x"]},
                     {"blamed": [True, False]}):  # fmt: skip
-        assert not storm.Verdict(trial, True, **changes).good  # type: ignore[arg-type]
-    assert storm.Verdict(trial, True, blamed=[True], seconds=[0.5]).good
-    assert not storm.Verdict(trial, False).good
-    assert "1/2" in storm.report([storm.Verdict(trial, True, blamed=[True, False])])
+        assert not Verdict(trial, True, **changes).good  # type: ignore[arg-type]
+    assert Verdict(trial, True, blamed=[True], seconds=[0.5]).good
+    assert not Verdict(trial, False).good
+    assert "1/2" in storm.report([Verdict(trial, True, blamed=[True, False])])

@@ -35,7 +35,6 @@ from mccl.errors import UsageError
 _NET = "10.9"
 _SWITCH_ADDRESS = f"{_NET}.255.254"
 _MAX_HOSTS = 1000
-_FORWARDING, _DISABLED = 3, 0
 
 
 def missing() -> str | None:
@@ -159,7 +158,17 @@ class Cluster:
 
     def cut(self, host: int) -> None:
         """The switch drops everything from and to ``host``; the host still sees its link up."""
-        self._port_state(host, _DISABLED)
+        self._plug(host, False)
+
+    def cutting(self, host: int) -> list[str]:
+        """The command that does what ``cut`` does, for a process on one of the hosts.
+
+        Raises:
+            UsageError: the switch is the user-space one, which only this process can tell.
+        """
+        if self._taps is not None:
+            raise UsageError("a cluster with latency is cut by the process that made it only")
+        return _in(self._switch, "ip", *_port(host, False))
 
     def slow(self, host: int, rate: float) -> None:
         """Change the rate of a host's link, both ways, to ``rate`` bits a second."""
@@ -167,7 +176,7 @@ class Cluster:
 
     def restore(self, host: int) -> None:
         """Undo ``cut`` and ``slow``."""
-        self._port_state(host, _FORWARDING)
+        self._plug(host, True)
         self._shape(host, self.rate, "change")
 
     # -- building
@@ -261,11 +270,21 @@ class Cluster:
             self._taps.order(f"rate {host} {rate}")
         _batch(self._paths[host], "tc", [f"qdisc {verb} dev {self.interface(host)} {shape}"])
 
-    def _port_state(self, host: int, state: int) -> None:
+    def _plug(self, host: int, there: bool) -> None:
         if self._taps is not None:
-            self._taps.order(f"{'restore' if state == _FORWARDING else 'cut'} {host}")
+            self._taps.order(f"{'restore' if there else 'cut'} {host}")
             return
-        _batch(self._switch, "ip", [f"link set p{host} type bridge_slave state {state}"])
+        _batch(self._switch, "ip", [" ".join(_port(host, there))])
+
+
+def _port(host: int, there: bool) -> list[str]:
+    # Off the bridge, not disabled on it: a port whose carrier is up is enabled again by the
+    # kernel with the next change of the device, the one that disabled it included.
+    return ["link", "set", f"p{host}", *(("master", "sw") if there else ("nomaster",))]
+
+
+def _in(namespace: str, *words: str) -> list[str]:
+    return ["nsenter", f"--net={namespace}", *words]
 
 
 def _bucket(rate: float) -> str:
@@ -282,7 +301,7 @@ def _colons(mac: str) -> str:
 def _batch(namespace: str, tool: str, lines: list[str]) -> None:
     """Run ``ip`` or ``tc`` with a batch of commands inside a namespace."""
     done = subprocess.run(
-        ["nsenter", f"--net={namespace}", tool, "-batch", "-"],
+        _in(namespace, tool, "-batch", "-"),
         input="\n".join(lines) + "\n",
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,8 @@ class Kind(enum.StrEnum):
     """Every connection between the two ranks is reset."""
     FLIP = "flip"
     """One bit of one byte is changed on its way out."""
+    UNPLUG = "unplug"
+    """The network passes nothing from or to the rank's host; the host still sees its link up."""
 
 
 LINK_KINDS = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.RESET, Kind.FLIP})
@@ -82,10 +84,23 @@ class Fault:
 class Injector:
     """Lets ``fault`` happen in this process while the context is open, if this is its rank.
 
-    Open it before the group is made. ``marker`` is the file that tells that it fired.
+    Open it before the group is made. ``marker`` is the file that tells that it fired. ``unplug``
+    takes this process's host off the network.
+
+    Raises:
+        UsageError: the fault unplugs a host, and there is no ``unplug``.
     """
 
-    def __init__(self, fault: Fault, rank: int, marker: Path) -> None:
+    def __init__(
+        self,
+        fault: Fault,
+        rank: int,
+        marker: Path,
+        unplug: Callable[[], object] | None = None,
+    ) -> None:
+        if fault.kind is Kind.UNPLUG and unplug is None:
+            raise UsageError(f"{fault.kind} happens to a host; say how: Injector(…, unplug=…)")
+        self._unplug = unplug
         self._fault = fault
         self._mine = fault.rank == rank
         self._marker = marker
@@ -192,6 +207,9 @@ class Injector:
             os.kill(os.getpid(), signal.SIGKILL)
         elif kind is Kind.STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif kind is Kind.UNPLUG:
+            assert self._unplug is not None
+            self._unplug()
         elif relay is None:
             time.sleep(self._fault.seconds)
         elif kind is Kind.SLOW:

@@ -54,11 +54,19 @@ class Outcome:
     """Whether the next call raised too."""
 
 
-def play(rank: int, world: int, program: str, seed: str, fault: Fault, marker: Path) -> Outcome:
-    """Run one rank of a trial; the fault happens to it if it is the one."""
+def play(
+    rank: int,
+    world: int,
+    program: str,
+    seed: str,
+    fault: Fault,
+    marker: Path,
+    unplug: Callable[[], object] | None = None,
+) -> Outcome:
+    """Run one rank of a trial; the fault happens to it if it is the one (see ``Injector``)."""
     rounds = PROGRAMS[program](rank, world, random.Random(seed))
     completed, wrong = 0, []
-    with Injector(fault, rank, marker):
+    with Injector(fault, rank, marker, unplug):
         try:
             for name, good in rounds:
                 completed += 1

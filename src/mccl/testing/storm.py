@@ -1,80 +1,31 @@
 """Many random faults over real processes: ``python -m mccl.testing.storm --faults 40 --seed 1``.
 
-Each trial starts its ranks from a fork server that has torch loaded, lets one fault happen, and
-is judged: did the fault fire, did a rank hang, was a wrong result handed out, did every survivor
-raise, did it name the right culprit, how long did that take. A fault on a link has two right
-culprits, its ends. A slow rank or link must do no harm at all. The seed makes the same faults.
+Each trial lets one fault happen and is judged: did the fault fire, did a rank hang, was a wrong
+result handed out, did every survivor raise, did it name the right culprit, how long did that take.
+A fault on a link has two right culprits, its ends. A slow rank or link must do no harm at all. The
+seed makes the same faults. With ``--out`` every verdict is written down as it falls, and the same
+command goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
-import os
+import json
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from multiprocessing import connection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
-
-from mccl.testing.faults import LINK_KINDS, Fault, Kind, read_marker
-from mccl.testing.programs import BYTES, PROGRAMS, Outcome, play
-
-PEER_TIMEOUT = 3.0
-"""MCCL_PEER_TIMEOUT of the ranks."""
-
-LIMIT = 60.0
-"""Seconds after which a rank that has said nothing hangs."""
-
-_context = multiprocessing.get_context("forkserver")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of one program with one fault."""
-
-    seed: str
-    world: int
-    program: str
-    fault: Fault
-    checksum: bool = True
-    """Without it a flipped bit of a payload is not seen: the storm must find the wrong result."""
-
-
-@dataclass
-class Verdict:
-    """What came of a trial."""
-
-    trial: Trial
-    fired: bool
-    hung: list[int] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    quiet: list[int] = field(default_factory=list)
-    """Survivors that raised nothing, or whose next call did not raise."""
-    alarms: list[str] = field(default_factory=list)
-    """Errors where none was due."""
-    blamed: list[bool] = field(default_factory=list)
-    """Whether each survivor named the right culprit."""
-    seconds: list[float] = field(default_factory=list)
-    """From the fault to each survivor's error."""
-    texts: list[str] = field(default_factory=list)
-
-    @property
-    def good(self) -> bool:
-        """Whether all is as it must be."""
-        bad = self.hung or self.wrong or self.quiet or self.alarms or not all(self.blamed)
-        return self.fired and not bad
+from mccl.bench import cluster
+from mccl.errors import UsageError
+from mccl.testing.faults import LINK_KINDS, Fault, Kind
+from mccl.testing.programs import BYTES, PROGRAMS
+from mccl.testing.trial import PEER_TIMEOUT, Trial, Verdict, run
 
 
 def draw(seed: int, number: int, worlds: Sequence[int], kinds: Sequence[Kind]) -> Trial:
@@ -95,105 +46,22 @@ def draw(seed: int, number: int, worlds: Sequence[int], kinds: Sequence[Kind]) -
     return Trial(f"{seed}/{number}", world, program, fault)
 
 
-def run(trial: Trial) -> Verdict:
-    """Play one trial and judge it; leaves no process behind."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with tempfile.TemporaryDirectory(prefix="mccl-storm-") as folder:
-        marker = Path(folder) / "fired"
-        processes: list[Any] = []
-        waiting: dict[connection.Connection, int] = {}
-        try:
-            for rank in range(trial.world):
-                reader, writer = _context.Pipe(duplex=False)
-                process = _context.Process(
-                    target=_rank, args=(writer, rank, store.port, trial, marker), daemon=True
-                )
-                process.start()
-                writer.close()
-                processes.append(process)
-                waiting[reader] = rank
-            return _judge(trial, _collect(trial, waiting), marker)
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-
-
-def _collect(trial: Trial, waiting: dict[connection.Connection, int]) -> dict[int, Outcome | None]:
-    """Outcomes by rank; None for a rank that ended without a word. A hung one is absent."""
-    dies = trial.fault.kind in (Kind.KILL, Kind.STOP)
-    expected = trial.world - dies
-    found: dict[int, Outcome | None] = {}
-    deadline = time.monotonic() + LIMIT
-    while waiting and sum(rank != trial.fault.rank or not dies for rank in found) < expected:
-        ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
-        if not ready:
-            break
-        for reader in [reader for reader in waiting if reader in ready]:
-            rank = waiting.pop(reader)
-            try:
-                found[rank] = reader.recv()
-            except EOFError:
-                found[rank] = None
+def read(path: Path) -> dict[int, Verdict]:
+    """The verdicts at ``path`` by number of the trial; none if there is no such file."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        values: dict[str, Any] = json.loads(line)
+        number, trial = values.pop("number"), values.pop("trial")
+        trial["fault"]["kind"] = Kind(trial["fault"]["kind"])
+        trial["fault"] = Fault(**trial["fault"])
+        found[int(number)] = Verdict(Trial(**trial), **values)
     return found
 
 
-def _judge(trial: Trial, found: dict[int, Outcome | None], marker: Path) -> Verdict:
-    fault, fired = trial.fault, read_marker(marker)
-    verdict = Verdict(trial, fired is not None)
-    guilty = {fault.rank, *([fired.peer] if fired and fault.kind in LINK_KINDS else [])}
-    for rank in range(trial.world):
-        if rank == fault.rank and fault.kind in (Kind.KILL, Kind.STOP) and fired:
-            continue
-        outcome = found.get(rank)
-        if rank not in found:
-            verdict.hung.append(rank)
-            continue
-        if outcome is None:
-            verdict.alarms.append(f"rank {rank} ended without a word")
-            continue
-        verdict.wrong += [f"rank {rank} {text}" for text in outcome.wrong]
-        if outcome.error is not None:
-            verdict.texts.append(f"rank {rank}: {outcome.error}: {outcome.text}")
-        if fired is None or fault.kind is Kind.SLOW:
-            if outcome.error is not None:
-                verdict.alarms.append(f"rank {rank} raised {outcome.error}")
-            continue
-        if outcome.error is None or not outcome.kept:
-            verdict.quiet.append(rank)
-        if outcome.error is not None:
-            verdict.blamed.append(outcome.peer in guilty)
-            verdict.seconds.append(outcome.at - fired.time)
-    return verdict
-
-
-def _rank(writer: Any, rank: int, port: int, trial: Trial, marker: Path) -> None:
-    """One process of a trial."""
-    # The fork server's children inherit its environment; what the group reads is set here.
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(trial.world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(trial.world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        MCCL_PEER_TIMEOUT=str(PEER_TIMEOUT),
-        MCCL_CHECKSUM=str(int(trial.checksum)),
-    )
-    torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group(
-        "mccl", store=store, rank=rank, world_size=trial.world, timeout=timedelta(seconds=LIMIT / 2)
-    )
-    outcome = play(rank, trial.world, trial.program, trial.seed, trial.fault, marker)
-    writer.send(outcome)
-    if outcome.error is None:
-        # A group that is fine ends together: else the first to leave would be the fault.
-        with contextlib.suppress(RuntimeError):
-            dist.barrier()
-    dist.destroy_process_group()
-    # Interpreters are torn down in other tests; here it would take most of the time.
-    os._exit(0)
+def write(path: Path, number: int, verdict: Verdict) -> None:
+    """Append a verdict as one line of JSON."""
+    with path.open("a") as file:
+        file.write(json.dumps({"number": number} | asdict(verdict)) + "\n")
 
 
 def report(verdicts: Sequence[Verdict]) -> str:
@@ -228,29 +96,63 @@ def report(verdicts: Sequence[Verdict]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; 0 when every trial went as it must."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m mccl.testing.storm", description=__doc__)
     parser.add_argument("--faults", type=int, default=20, help="number of trials")
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--world", default="2..4", help="ranks: one number or a range, 2..4")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", nargs="+", type=Kind, default=list(Kind), metavar="KIND")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        type=Kind,
+        metavar="KIND",
+        help=f"of {', '.join(Kind)} (default: all; unplug needs Linux and root)",
+    )
     parser.add_argument("--no-checksum", action="store_true", help="MCCL_CHECKSUM=0: flips do harm")
-    options = parser.parse_args(argv)
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no trial after these")
+    parser.add_argument("--out", type=Path, help="file of verdicts, a line each; trials in it rest")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 0 when every trial went as it must, also those of earlier commands."""
+    options = parse(argv)
     low, _, high = options.world.partition("..")
     worlds = range(int(low), int(high or low) + 1)
-    # torch._dynamo: what DDP imports when it is made, most of a trial's time otherwise.
-    _context.set_forkserver_preload(["torch", "torch._dynamo", "mccl.testing.programs"])
-    verdicts = []
-    for number in range(options.first, options.first + options.faults):
+    kinds = options.kinds or list(Kind)
+    if options.kinds is None and (lack := cluster.missing()) is not None:
+        print(f"no {Kind.UNPLUG}: {lack}", file=sys.stderr)
+        kinds.remove(Kind.UNPLUG)
+    numbers = range(options.first, options.first + options.faults)
+    trials = {
+        number: replace(draw(options.seed, number, worlds, kinds), checksum=not options.no_checksum)
+        for number in numbers
+    }
+    verdicts = {} if options.out is None else read(options.out)
+    for number, verdict in verdicts.items():
+        if verdict.trial != trials.get(number, verdict.trial):
+            raise UsageError(
+                f"trial {number} in {options.out} is another one; give the options it was made "
+                "with (seed, world, kinds, checksum), or another file"
+            )
+    end = time.monotonic() + 60 * options.minutes
+
+    def one(number: int) -> None:
         began = time.monotonic()
-        trial = draw(options.seed, number, worlds, options.kinds)
-        verdict = run(replace(trial, checksum=not options.no_checksum))
-        verdicts.append(verdict)
+        if began > end:
+            return
+        verdicts[number] = verdict = run(trials[number])
         tell(number, verdict, time.monotonic() - began)
-    print(report(verdicts), flush=True)
-    return int(not all(verdict.good for verdict in verdicts))
+        if options.out is not None:
+            write(options.out, number, verdict)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(one, [number for number in numbers if number not in verdicts]))
+    print(report(list(verdicts.values())), flush=True)
+    return int(not all(verdict.good for verdict in verdicts.values()))
 
 
 def tell(number: int, verdict: Verdict, took: float) -> None:
