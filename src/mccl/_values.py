@@ -129,6 +129,7 @@ ALGORITHMS = (
     "recursive_doubling",
     "ring",
     "two_level",
+    "two_level_doubling",
 )
 """Those of ``mccl.plans``, which this leaf may not import; a test compares the two."""
 

@@ -49,8 +49,9 @@ def test_compressed_on_the_wire_is_always_a_ring() -> None:
 
 def test_groups_of_ranks_take_two_levels() -> None:
     assert choose(AR, 2**20, 4, 24, grouped=True) == "two_level"
-    assert choose(AR, 2**20, 4, 24, algo="two_level") == "ring"
-    assert choose(AR, 2**20, 4, 24, algo="two_level", grouped=True) == "two_level"
+    for name in ("two_level", "two_level_doubling"):
+        assert choose(AR, 2**20, 4, 24, algo=name) == "ring"
+        assert choose(AR, 2**20, 4, 24, algo=name, grouped=True) == name
 
 
 def test_override_applies_where_the_collective_has_it() -> None:
@@ -97,6 +98,8 @@ def test_a_collective_without_the_algorithm_names_what_it_has() -> None:
         (Collective.ALL_TO_ALL, "pairwise", Request((1, 1, 1), (2, 1, 1)), "rank 0 sends itself 1"),
         (AR, "two_level", Request(sizes=4), "two_level needs groups"),
         (AR, "two_level", Request(sizes=4, groups=((0, 1), (1, 2))), "exactly once"),
+        (AR, "two_level_doubling", Request(sizes=4), "two_level_doubling needs groups"),
+        (AR, "two_level_doubling", Request(sizes=4, groups=((0,), (1,))), "exactly once"),
     ],
 )
 def test_bad_requests(
@@ -126,3 +129,29 @@ def test_between_groups_each_member_carries_its_share() -> None:
         own = next(g for g in groups if plan.rank in g)
         across = sum(s.count for s in plan.steps if s.kind is StepKind.SEND and s.peer not in own)
         assert across == 800 // 4
+
+
+@pytest.mark.parametrize(
+    ("groups", "across"),
+    [
+        # 3 groups fold: one hands over, two exchange, one is handed the result.
+        (tuple(tuple(range(k, 24, 3)) for k in range(3)), 3),
+        (tuple(tuple(range(k, 24, 4)) for k in range(4)), 2),
+    ],
+)
+def test_small_payloads_leave_a_group_only_where_groups_meet(
+    groups: tuple[tuple[int, ...], ...], across: int
+) -> None:
+    """Ranks are dealt out over the switches: the flat algorithm crosses in every round."""
+    home = {rank: g for g, group in enumerate(groups) for rank in group}
+
+    def crossings(name: str) -> int:
+        """Sends between groups of one payload, of the rank that has most."""
+        plans = plans_of(AR, name, 24, Request(sizes=1, groups=groups))
+        sends = [[s.peer for s in p.steps if s.kind is StepKind.SEND] for p in plans]
+        return max(
+            sum(home[peer] != home[rank] for peer in peers) for rank, peers in enumerate(sends)
+        )
+
+    assert crossings("two_level_doubling") <= across
+    assert crossings("recursive_doubling") > across

@@ -90,14 +90,19 @@ def reduce_random(rank: int, n: int) -> list[tuple[str, str]]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("world", "setting", "neighbours"),
-    [(6, "3", "[1, 3]"), (5, "0,3;1,2,4", "[1, 2, 3]")],
+    ("world", "setting", "algorithm", "neighbours"),
+    [
+        (6, "3", "auto", "[1, 3]"),
+        (5, "0,3;1,2,4", "auto", "[1, 2, 3]"),
+        (5, "1,3,4;0,2", "two_level_doubling", "[2, 3]"),
+    ],
 )
 def test_two_level_gives_every_rank_the_same_bits(
-    world: int, setting: str, neighbours: str
+    world: int, setting: str, algorithm: str, neighbours: str
 ) -> None:
     """``neighbours``: whom rank 0 sends to, which a flat ring would not."""
-    ranks = run(world, reduce_random, env={"MCCL_GROUPS": setting}, limit=90)
+    settings = {"MCCL_GROUPS": setting, "MCCL_ALGO": algorithm}
+    ranks = run(world, reduce_random, env=settings, limit=90)
     results = [[pair for pair in rank if pair[0] != "peers"] for rank in ranks]
     assert all(rank == results[0] for rank in results)
     for first, second in zip(results[0][::2], results[0][1::2], strict=True):

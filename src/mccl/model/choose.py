@@ -33,7 +33,7 @@ def candidates(world: int, groups: Groups | None = None) -> tuple[str, ...]:
     if world <= DIRECT_MAX_WORLD:
         names.append("direct")
     if groups is not None and 1 < len(groups) < world:
-        names.append("two_level")
+        names += ["two_level", "two_level_doubling"]
     return tuple(names)
 
 

@@ -3,7 +3,7 @@
 Nothing here knows sockets, tensors, threads or clocks.
 """
 
-from mccl.plans.choose import ALGORITHMS, build, check_algorithm, choose
+from mccl.plans.choose import ALGORITHMS, GROUPED, build, check_algorithm, choose
 from mccl.plans.plan import (
     Collective,
     Dep,
@@ -19,6 +19,7 @@ from mccl.plans.request import Request
 
 __all__ = [
     "ALGORITHMS",
+    "GROUPED",
     "Collective",
     "Dep",
     "DepKind",

@@ -21,6 +21,7 @@ from mccl.plans import (
     recursive_doubling,
     ring,
     two_level,
+    two_level_doubling,
 )
 from mccl.plans.barrier import barrier
 from mccl.plans.plan import Collective, Plan
@@ -94,6 +95,9 @@ BUILDERS: Mapping[Collective, Mapping[str, Builder]] = {
         "recursive_doubling": lambda w, r, q: recursive_doubling.all_reduce(w, r, q.count),
         "direct": lambda w, r, q: direct.all_reduce(w, r, q.count),
         "two_level": lambda w, r, q: two_level.all_reduce(w, r, q.count, q.groups),
+        "two_level_doubling": lambda w, r, q: two_level_doubling.all_reduce(
+            w, r, q.count, q.groups
+        ),
         "rabenseifner": lambda w, r, q: rabenseifner.all_reduce(w, r, q.count),
         "double_tree": lambda w, r, q: double_tree.all_reduce(w, r, q.count),
     },
@@ -134,6 +138,9 @@ BUILDERS: Mapping[Collective, Mapping[str, Builder]] = {
 }
 """Collective -> algorithm name -> builder."""
 
+GROUPED = frozenset({"two_level", "two_level_doubling"})
+"""Algorithms that need ``Request.groups``."""
+
 ALGORITHMS: tuple[str, ...] = ("auto", *sorted({n for names in BUILDERS.values() for n in names}))
 """What ``MCCL_ALGO`` accepts."""
 
@@ -169,14 +176,14 @@ def choose(
     collective reduces. ``compressed``: the wire dtype is narrower; that all-reduce is
     always a ring, whose partial sums stay wide at every rank. ``grouped``: the ranks form
     several groups, each on one switch. ``algo`` overrides the table where the collective
-    has that algorithm ("auto" and None do not; "two_level" only if ``grouped``).
+    has that algorithm ("auto" and None do not; those of ``GROUPED`` only if ``grouped``).
     """
     offered = BUILDERS[collective]
     if algo is not None:
         check_algorithm(algo)
     if compressed and "ring" in offered:
         return "ring"
-    if algo is not None and algo in offered and (grouped or algo != "two_level"):
+    if algo is not None and algo in offered and (grouped or algo not in GROUPED):
         return algo
     rules = (default_table(small_threshold) if table is None else table)[collective]
     nbytes = count * itemsize

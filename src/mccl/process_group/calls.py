@@ -12,7 +12,7 @@ from typing import Any
 
 from mccl.config import Config
 from mccl.engine import Call, DType, NativePlan
-from mccl.plans import Collective, Request, build, choose
+from mccl.plans import GROUPED, Collective, Request, build, choose
 from mccl.process_group.dtypes import LOW_PRECISION, WIRE, Reduction
 from mccl.process_group.grouping import Groups
 
@@ -108,7 +108,7 @@ class Calls:
             compressed=wire is not dtype,
             grouped=groups is not None,
         )
-        if algorithm == "two_level":
+        if algorithm in GROUPED:
             request = replace(request, groups=groups)
         plan = build(collective, algorithm, self._size, self._rank, request)
         call = Call(
@@ -126,7 +126,10 @@ class Calls:
     def _applicable(self, collective: Collective, nbytes: int) -> Groups | None:
         """The groups that a two-level algorithm would use; None where none is a choice."""
         config = self._config
-        if collective is not Collective.ALL_REDUCE or config.algo not in ("auto", "two_level"):
+        if collective is not Collective.ALL_REDUCE or config.algo not in (
+            "auto",
+            *GROUPED,
+        ):
             return None
         if config.algo == "auto" and nbytes <= config.small_msg_threshold:
             return None
