@@ -458,3 +458,81 @@ def test_what_the_engine_found_is_left_as_word_for_others(make: Make, store: dis
     with pytest.raises(errors.RemoteError, match="connection reset") as info:
         b.ensure(one(2), NONE)
     assert info.value.peer == 2
+
+
+LOST = NativeError(Failure.PEER_DIED, 2, 2, 0, 5, 0, "receive", "connection reset")
+"""What rank 2 found: rank 2 is to blame, and no other."""
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_who_left_a_broken_group_is_not_blamed(make: Make, store: dist.Store, known: bool) -> None:
+    a, b = make(store, 0, 3), make(store, 1, 3)
+    if known:
+        a._fetch(1)
+    native(b).fail(LOST)
+    b.close()
+    with pytest.raises(
+        errors.RemoteError, match="rank 2 broke the group: connection reset"
+    ) as info:
+        a.ensure(one(1), NONE)
+    assert info.value.peer == 2
+    assert native(a).first.culprit == 2
+
+
+def admits(comm: Communicator, admit: Callable[[hs.Claims], hs.Verdict]) -> None:
+    """Let this answer whoever connects to ``comm``."""
+    listener = comm._listener
+    assert listener is not None
+    registered = listener._registrations
+    registered[comm._key] = replace(registered[comm._key], admit=admit)
+
+
+def test_who_refuses_because_the_group_broke_is_not_blamed(make: Make, store: dist.Store) -> None:
+    a, b, c = (make(store, rank, 3) for rank in range(3))
+
+    def break_and_refuse(_: hs.Claims) -> hs.Verdict:
+        native(c).fail(LOST)
+        c.close()
+        return hs.Verdict.CLOSED
+
+    admits(b, break_and_refuse)
+    with pytest.raises(errors.RemoteError, match="connection reset") as info:
+        a.ensure(one(1), NONE)
+    assert info.value.peer == 2
+
+
+def test_the_first_failure_is_told_not_what_came_of_it(make: Make, store: dist.Store) -> None:
+    a, b = make(store, 0, 3), make(store, 1, 3)
+
+    def break_and_refuse(_: hs.Claims) -> hs.Verdict:
+        native(a).fail(LOST)
+        return hs.Verdict.CLOSED
+
+    admits(b, break_and_refuse)
+    with pytest.raises(errors.PeerDiedError, match="connection reset") as info:
+        a.ensure(one(1), NONE)
+    assert info.value.peer == 2
+
+
+def test_a_store_that_did_not_answer_is_not_waited_for_again(
+    make: Make, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = make(store, 0, 3)
+    rendezvous = a._rendezvous
+    assert rendezvous is not None
+    release, calls = threading.Event(), []
+
+    class Stuck:
+        def compare_set(self, *_: object) -> None:
+            calls.append("word")
+            release.wait(30)
+
+        def set(self, *_: object) -> None:
+            calls.append("left")
+
+    monkeypatch.setattr("mccl.communicator.rendezvous._BEST_EFFORT_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous, "_store", Stuck())
+    native(a).fail(LOST)
+    a.close()
+    release.set()
+    assert calls == ["word"]

@@ -235,6 +235,8 @@ class Communicator:
             try:
                 self._ensure_peer(peer, data if peer in send_peers else None)
             except MCCLError as error:
+                if self._native_error() is not None:
+                    raise self.error() from error  # the first failure is the one to tell
                 self._broke(error, peer)
                 raise
         self._ensured.add(wanted)
@@ -422,9 +424,9 @@ class Communicator:
             if not self._closed:
                 self.native.fail(found)
         if not isinstance(error, RemoteError):
-            self._leave_word(culprit, message)
+            self._leave_word(self.rank, culprit, message)
 
-    def _leave_word(self, culprit: int, message: str) -> None:
+    def _leave_word(self, reporter: int, culprit: int, message: str) -> None:
         """Tells ranks that have no connection yet, once, through the store."""
         with self._lock:
             if self._word_left or self._rendezvous is None:
@@ -432,7 +434,7 @@ class Communicator:
             self._word_left = True
         self._rendezvous.mark_failed(
             {
-                "rank": self.global_ranks[self.rank],
+                "rank": self.global_ranks[reporter],
                 "culprit": self.global_ranks[culprit] if culprit >= 0 else None,
                 "message": message,
             }
@@ -444,7 +446,7 @@ class Communicator:
         rank = self.global_ranks[self.rank]
         if native is not None:
             if native.reporter == self.rank:
-                self._leave_word(native.culprit, native.message)
+                self._leave_word(self.rank, native.culprit, native.message)
             return from_native(
                 native,
                 rank=rank,
@@ -478,7 +480,7 @@ class Communicator:
             if self._closed:
                 return
             self.native.abort(reason)
-        self._leave_word(self.rank, reason)
+        self._leave_word(self.rank, self.rank, reason)
 
     def close(self) -> None:
         """Says goodbye, waits for nothing; idempotent. In a forked child: does nothing."""
@@ -489,6 +491,11 @@ class Communicator:
         if self._pid != os.getpid():
             self._closed = True
             return
+        broken = self._native_error()
+        if broken is not None and broken.reporter >= 0:
+            # Whoever is refused here from now on must learn why, and it may ask before the rank
+            # that found the failure has left word.
+            self._leave_word(broken.reporter, broken.culprit, broken.message)
         # Before anything is closed: a peer that has just been admitted must hear the goodbye, or
         # it would take us for dead.
         if self._listener is not None:

@@ -82,7 +82,8 @@ class Connector:
         """A connected socket whose other end admitted ``claims``; addresses are filled in here.
 
         Tries the next candidate only where the system refuses the one before at once.
-        ``recheck`` is called before each retry and raises when it makes no sense any more.
+        ``recheck`` is called before each retry, and when the other end has left; it raises when
+        trying makes no sense any more.
         Raises ConnectError, PeerDiedError (refused), PeerLeftError or MismatchError.
         """
         begin = time.monotonic()
@@ -93,6 +94,10 @@ class Connector:
             for route in candidates:
                 try:
                     return self._attempt(route, target, key, claims, deadline)
+                except PeerLeftError:
+                    # It is rarely to blame: it has left because of what broke the group.
+                    recheck()
+                    raise
                 except _DroppedError as error:
                     last: Exception = error
                     failures[route] = str(error)

@@ -49,22 +49,6 @@ def _store_call(doing: str) -> Iterator[None]:
         ) from error
 
 
-def _best_effort(call: Callable[[], object]) -> None:
-    """Makes a call to the store that may fail, for at most a second.
-
-    A store whose host is cut off answers after its own time-out, which may be half an hour, and
-    another thread may be waiting in it: aborting and closing must not hang on that.
-    """
-
-    def run() -> None:
-        with contextlib.suppress(RuntimeError):  # the store may be what failed
-            call()
-
-    thread = threading.Thread(target=run, name="mccl-store", daemon=True)
-    thread.start()
-    thread.join(_BEST_EFFORT_SECONDS)
-
-
 class Rendezvous:
     """One rank's view of one incarnation of a group in the store."""
 
@@ -80,6 +64,7 @@ class Rendezvous:
             self.token = self._agree("token")
         self._clone: Store | None = None
         self._clone_lock = threading.Lock()
+        self._unanswered = False
 
     def _agree(self, name: str) -> str:
         mine = secrets.token_hex(32)
@@ -133,6 +118,7 @@ class Rendezvous:
             time.sleep(min(pause, max(timeout - waited, 0.0)))
             pause = min(pause * 1.5, _LAST_POLL)
         if value == _LEFT:
+            self.raise_if_failed(store)  # then it left because of that
             raise _left_error(global_rank)
         return PeerRecord.from_json(value)
 
@@ -156,7 +142,7 @@ class Rendezvous:
     def mark_failed(self, description: Mapping[str, Any]) -> None:
         """Leaves word for ranks without a connection; the first word stays. Best effort."""
         key, word = f"{self._prefix}/failed", json.dumps(dict(description))
-        _best_effort(lambda: self._store.compare_set(key, "", word))
+        self._best_effort(lambda: self._store.compare_set(key, "", word))
 
     def raise_if_failed(self, store: Store | None = None) -> None:
         """Raises RemoteError when a rank has left word that the group broke."""
@@ -184,7 +170,26 @@ class Rendezvous:
                 for key in keys:
                     self._store.delete_key(f"{self._prefix}/{key}")
 
-        _best_effort(go)
+        self._best_effort(go)
+
+    def _best_effort(self, call: Callable[[], object]) -> None:
+        """Makes a call to the store that may fail, for at most a second.
+
+        A store whose host is cut off answers after its own time-out, which may be half an hour, and
+        another thread may be waiting in it: aborting and closing must not hang on that. What did
+        not answer once is not waited for again.
+        """
+        if self._unanswered:
+            return
+
+        def run() -> None:
+            with contextlib.suppress(RuntimeError):  # the store may be what failed
+                call()
+
+        thread = threading.Thread(target=run, name="mccl-store", daemon=True)
+        thread.start()
+        thread.join(_BEST_EFFORT_SECONDS)
+        self._unanswered = thread.is_alive()
 
 
 def _left_error(global_rank: int) -> PeerLeftError:
