@@ -6,6 +6,7 @@ as the end of the sentence "expected ...".
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,22 @@ class InterfaceRule:
 
     def __str__(self) -> str:
         return f"{'^' * self.exclude}{'=' * self.exact}{','.join(self.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file as it was when the settings were read, so that all of a process sees one text."""
+
+    path: Path
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """Equal where the text is, wherever the file lies."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.digest})"
 
 
 Groups = str | int | tuple[tuple[int, ...], ...]
@@ -167,6 +184,14 @@ def parse_file(text: str) -> Path:
     if not path.is_file():
         raise ValueError("the path of a file that exists")
     return path
+
+
+def parse_text_file(text: str) -> TextFile:
+    path = parse_file(text)
+    try:
+        return TextFile(path, path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"a file of text that can be read ({error})") from error
 
 
 def parse_path(text: str) -> Path:

@@ -23,9 +23,9 @@ from types import MappingProxyType
 from typing import Any
 
 from mccl import _values
-from mccl._values import Groups, InterfaceRule
+from mccl._values import Groups, InterfaceRule, TextFile
 
-__all__ = ["Config", "ConfigError", "Described", "Groups", "InterfaceRule", "Launch"]
+__all__ = ["Config", "ConfigError", "Described", "Groups", "InterfaceRule", "Launch", "TextFile"]
 
 logger = logging.getLogger("mccl.config")
 
@@ -126,6 +126,14 @@ class Config:
         _values.parse_groups,
         "Groups of the two-level algorithms: `auto`, `off`, a group size, or ranks as in "
         "`0-11;12-23`.",
+        section="Collectives",
+    )
+    tuning: TextFile | None = _setting(
+        None,
+        "MCCL_TUNING",
+        _values.parse_text_file,
+        "File of `mccl plan --tune`: where `MCCL_ALGO` is `auto`, it says which algorithm carries "
+        "which size, for the world sizes and groups that it names.",
         section="Collectives",
     )
     wire_dtype: str | None = _setting(

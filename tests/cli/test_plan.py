@@ -91,3 +91,27 @@ def test_refusals_say_what_is_accepted(
 ) -> None:
     assert main(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_tuning_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mccl.model import Network, all_reduce_seconds
+    from mccl.model.choose import candidates
+    from mccl.plans import Collective, choose
+    from mccl.plans.tuning import parse
+
+    file = tmp_path / "tuned.json"
+    words = ["plan", "--hosts", "6,24", "--hop", "306us", "--group", "8", "--tune", str(file)]
+    assert main([*words, "--oversubscription", "8", "--dealt"]) == 0
+    assert f"MCCL_TUNING={file}" in capsys.readouterr().out
+    found = parse(file.read_text())
+    dealt = tuple(tuple(range(first, 24, 3)) for first in range(3))
+    assert [(e.world, e.groups) for e in found.entries] == [(6, None), (24, None), (24, dealt)]
+    network = Network(24, 1.2375e9, 306e-6, switches=dealt, oversubscription=8)
+    table = found.table(24, dealt, 1 << 18)
+    for nbytes in (1 << 10, 300_000, 5 << 20, 25 << 20):
+        times = {
+            name: all_reduce_seconds(name, network, nbytes, groups=dealt)
+            for name in candidates(24, dealt)
+        }
+        name = choose(Collective.ALL_REDUCE, nbytes // 4, 4, 24, grouped=True, table=table)
+        assert times[name] <= 1.05 * min(times.values()), (nbytes, name, times)

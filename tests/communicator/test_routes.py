@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from mccl.communicator.interfaces import Address
 from mccl.communicator.records import PeerRecord, Rail, check_settings, shared_settings
 from mccl.communicator.routes import choose_routes
-from mccl.config import Config
+from mccl.config import Config, TextFile
 from mccl.errors import ConnectError, InternalError, MismatchError
 
 
@@ -96,6 +97,7 @@ def test_records_survive_the_store_and_junk_does_not() -> None:
         ({"algo": "ring"}, "MCCL_ALGO"),
         ({"small_msg_threshold": 1}, "MCCL_SMALL_MSG_THRESHOLD"),
         ({"groups": 4}, "MCCL_GROUPS"),
+        ({"tuning": TextFile(Path("a.json"), "{}")}, "MCCL_TUNING"),
     ],
 )
 def test_settings_that_differ_are_named_with_both_sides(

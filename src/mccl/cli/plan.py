@@ -36,6 +36,12 @@ def add_parser(subparsers: Any) -> None:
     add("--fit", nargs="+", metavar="JSON", help="take hop and rate from records of mccl bench")
     add("--group", type=int, metavar="N", help="hosts a switch (default: the best that divides)")
     add("--oversubscription", type=float, default=1.0, metavar="X", help="of a switch's uplink")
+    add(
+        "--dealt",
+        action="store_true",
+        help="with --tune: ranks are dealt out over the switches, not numbered by switch",
+    )
+    add("--tune", type=Path, metavar="FILE", help="write the fastest algorithms for MCCL_TUNING")
     add("--model", metavar="NAME", help="a training step of the paper: vit-113m, resnet-31m, …")
     add("--step-ms", type=float, metavar="MS", help="your step on one host, without network")
     add("--gradient-mb", type=float, metavar="MB", help="your gradients a step (10^6 bytes)")
@@ -66,6 +72,9 @@ def _run(options: argparse.Namespace) -> int:
     rows = forecast(network, worlds, buckets, workload, options.group)
     said = advice(rows, network, workload)
     decode = _decode(options, network, worlds) if options.decode_layers else []
+    if options.tune is not None:
+        options.tune.write_text(_tuning(network, worlds, options.group, options.dealt))
+        said = [*said, f"Set MCCL_TUNING={options.tune} on every rank, with one text on all hosts."]
     if options.plot is not None:
         from mccl.model import plot
 
@@ -131,6 +140,43 @@ def _network(options: argparse.Namespace, hosts: int) -> tuple[Network, list[str
         hop = parse_time(options.hop) if options.hop else parse_time(options.rtt) / 2
         network = Network(hosts, goodput(parse_link(options.link), options.mtu), hop)
     return dataclasses.replace(network, oversubscription=options.oversubscription), notes
+
+
+def _tuning(network: Network, worlds: Sequence[int], group: int | None, dealt: bool) -> str:
+    """The text of a tuning file: for each world the ranks as one group, and in groups."""
+    from mccl.model import tune
+    from mccl.plans import tuning
+
+    entries = []
+    for world in worlds:
+        if world == 1:
+            continue
+        groups = None if group is None else _grouped(world, group, dealt)
+        hosts = dataclasses.replace(network, hosts=world)
+        if groups is not None and network.oversubscription > 1:
+            hosts = dataclasses.replace(hosts, switches=groups)
+        entries.append(tune.entry(hosts, world))
+        if groups is not None:
+            entries.append(tune.entry(hosts, world, groups))
+    return tuning.dump(
+        entries,
+        {
+            "goodput": network.rate(-1),
+            "hop": network.hop,
+            "gamma": network.gamma,
+            "oversubscription": network.oversubscription,
+        },
+    )
+
+
+def _grouped(world: int, group: int, dealt: bool) -> tuple[tuple[int, ...], ...] | None:
+    """The groups that MCCL_GROUPS would make of ``group``, or, dealt out, as many."""
+    count = -(-world // group)
+    if count == 1:
+        return None
+    if dealt:
+        return tuple(tuple(range(first, world, count)) for first in range(count))
+    return tuple(tuple(range(first, min(first + group, world))) for first in range(0, world, group))
 
 
 def _workload(options: argparse.Namespace) -> Workload | None:

@@ -123,7 +123,15 @@ def shared_settings(config: Config) -> dict[str, object]:
         "MCCL_ALGO": config.algo,
         "MCCL_SMALL_MSG_THRESHOLD": config.small_msg_threshold,
         "MCCL_GROUPS": json.dumps(config.groups),
+        "MCCL_TUNING": None if config.tuning is None else config.tuning.digest,
     }
+
+
+_ADVICE = {
+    "protocol": "install the same version of mccl on every host",
+    "MCCL_TUNING": "copy one tuning file to every host and name it on every rank (the values "
+    "shown are digests of its text)",
+}
 
 
 def check_settings(mine: PeerRecord, theirs: PeerRecord) -> None:
@@ -131,11 +139,7 @@ def check_settings(mine: PeerRecord, theirs: PeerRecord) -> None:
     for name in sorted({*mine.settings, *theirs.settings}):
         here, there = mine.settings.get(name), theirs.settings.get(name)
         if here != there:
-            advice = (
-                "install the same version of mccl on every host"
-                if name == "protocol"
-                else f"set {name} to one value on every rank"
-            )
+            advice = _ADVICE.get(name, f"set {name} to one value on every rank")
             raise MismatchError(
                 f"{name} differs: {here!r} on rank {mine.global_rank} ({mine.host}), {there!r} on "
                 f"rank {theirs.global_rank} ({theirs.host}); expected the same on all: {advice}.",

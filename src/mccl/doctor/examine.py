@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mccl.doctor import network, selftest, software, system
+from mccl.doctor import choices, network, selftest, software, system
 from mccl.doctor.finding import Finding, Status
 
 Examination = Callable[[], Iterable[Finding]]
@@ -14,6 +14,7 @@ EXAMINATIONS: dict[str, Examination] = {
     "machine": system.examine,
     "settings": software.settings,
     "network": network.examine,
+    "algorithms": choices.examine,
     "plans": software.plans,
     "self-test": selftest.examine,
 }

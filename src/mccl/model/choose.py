@@ -8,7 +8,6 @@ best algorithm. ``plans.choose`` then reads it like the default table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 
 from mccl.model.network import Groups, Network, blocks
@@ -79,9 +78,12 @@ def table(network: Network, world: int, *, groups: Groups | None = None) -> Tabl
 
     Where two rules meet, the bound between the sizes compared is found by bisection.
     """
-    time = partial(all_reduce_seconds, network=network, world=world, groups=groups)
+
+    def time(name: str, nbytes: int) -> float:
+        return all_reduce_seconds(name, network, nbytes, world=world, groups=groups)
+
     coarse = list(rules(times(network, world, groups=groups), SIZES))
-    refined = [_refine(a, b, time) for a, b in pairwise(coarse)]
+    refined = [refine(a, b, time) for a, b in pairwise(coarse)]
     grouped = any(rule.algorithm == "two_level" for rule in coarse)
     chosen: tuple[Rule, ...] = (*refined, coarse[-1])
     if grouped:
@@ -93,13 +95,13 @@ def table(network: Network, world: int, *, groups: Groups | None = None) -> Tabl
     return {**default_table(), Collective.ALL_REDUCE: chosen}
 
 
-def _refine(rule: Rule, following: Rule, time: Callable[..., float]) -> Rule:
+def refine(rule: Rule, following: Rule, time: Callable[[str, int], float]) -> Rule:
     """``rule`` with the bound moved to where the next one becomes the better, to about 20%."""
     assert rule.max_bytes is not None
     low, high = rule.max_bytes, 4 * rule.max_bytes
     for _ in range(4):
         middle = (low + high) // 2
-        if time(rule.algorithm, nbytes=middle) <= time(following.algorithm, nbytes=middle):
+        if time(rule.algorithm, middle) <= time(following.algorithm, middle):
             low = middle
         else:
             high = middle

@@ -1,4 +1,4 @@
-"""Seconds of an all-reduce on a network, by simulating the plans of its algorithm."""
+"""Seconds of a collective on a network, by simulating the plans of its algorithm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from mccl.plans import Collective, Plan, Request, build
 
 MAX_DIRECT_WORLD = 64
 """Beyond this, connecting every rank to every other is no choice."""
+
+
+_WHOLE = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
+"""Collectives whose request counts the whole payload, not a rank's piece."""
 
 
 def all_reduce_seconds(
@@ -30,6 +34,34 @@ def all_reduce_seconds(
     ``itemsize``: bytes of an element in memory; ``wire_itemsize`` on the wire, if narrower.
     ``groups``: for "two_level". ValueError for an algorithm that all-reduce does not have.
     """
+    return collective_seconds(
+        Collective.ALL_REDUCE,
+        algorithm,
+        network,
+        nbytes,
+        world=world,
+        groups=groups,
+        itemsize=itemsize,
+        wire_itemsize=wire_itemsize,
+    )
+
+
+def collective_seconds(
+    collective: Collective,
+    algorithm: str,
+    network: Network,
+    nbytes: int,
+    *,
+    world: int | None = None,
+    groups: Groups | None = None,
+    itemsize: int = 4,
+    wire_itemsize: int | None = None,
+) -> float:
+    """Seconds of one ``collective`` with a choice of algorithms, as ``all_reduce_seconds``.
+
+    ``nbytes``: the whole payload as ``plans.choose`` counts it: the tensor of an all-reduce,
+    broadcast or reduce, all ranks' pieces together otherwise. Rank 0 is the root.
+    """
     world = network.hosts if world is None else world
     if world == 1:
         return 0.0
@@ -42,7 +74,9 @@ def all_reduce_seconds(
         ranks = list(dict.fromkeys(kinds[1]))
         # Alike means equal pieces: round up to what divides evenly.
         count = -(-count // kinds[0]) * kinds[0]
-    plans = _plans(algorithm, world, count, groups, tuple(ranks))
+    if collective not in _WHOLE:
+        count = -(-count // world)
+    plans = _plans(collective, algorithm, world, count, groups, tuple(ranks))
     if kinds is None:
         return run(plans, network, itemsize=wire).seconds
     number = {rank: i for i, rank in enumerate(ranks)}
@@ -78,7 +112,12 @@ def symmetry(
 
 @lru_cache(maxsize=16)
 def _plans(
-    algorithm: str, world: int, count: int, groups: Groups | None, ranks: tuple[int, ...]
+    collective: Collective,
+    algorithm: str,
+    world: int,
+    count: int,
+    groups: Groups | None,
+    ranks: tuple[int, ...],
 ) -> list[Plan]:
     request = Request(sizes=count, groups=groups)
-    return [build(Collective.ALL_REDUCE, algorithm, world, rank, request) for rank in ranks]
+    return [build(collective, algorithm, world, rank, request) for rank in ranks]

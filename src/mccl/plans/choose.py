@@ -56,6 +56,9 @@ class Rule:
         )
 
 
+ONE_ROUNDING = Rule("direct", min_world=3, max_world=DIRECT_MAX_WORLD, low_precision_only=True)
+"""Sums of float16 and bfloat16 are rounded once, at their end. Two ranks add once anyway."""
+
 Table: TypeAlias = Mapping[Collective, Sequence[Rule]]
 """The last rule of every collective must fit always."""
 
@@ -68,15 +71,14 @@ def default_table(small_threshold: int = SMALL_MESSAGE_BYTES) -> Table:
     """
     small = small_threshold
     one_hop = Rule("direct", max_bytes=small, max_world=DIRECT_MAX_WORLD)
-    one_rounding = Rule("direct", min_world=3, max_world=DIRECT_MAX_WORLD, low_precision_only=True)
     return {
         Collective.ALL_REDUCE: (
             Rule("recursive_doubling", max_bytes=small),
             Rule("two_level", grouped_only=True),
-            one_rounding,
+            ONE_ROUNDING,
             Rule("ring"),
         ),
-        Collective.REDUCE_SCATTER: (one_hop, one_rounding, Rule("ring")),
+        Collective.REDUCE_SCATTER: (one_hop, ONE_ROUNDING, Rule("ring")),
         Collective.ALL_GATHER: (one_hop, Rule("ring")),
         Collective.BROADCAST: (Rule("binomial", max_bytes=small), Rule("chain")),
         Collective.REDUCE: (Rule("binomial", max_bytes=small), Rule("chain")),

@@ -6,15 +6,20 @@ is paid once per (collective, dtype, sizes, reduce operation, root) and then cos
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mccl.config import Config
+from mccl.config import Config, ConfigError
 from mccl.engine import Call, DType, NativePlan
 from mccl.plans import GROUPED, Collective, Request, build, choose
+from mccl.plans.choose import Table
+from mccl.plans.tuning import TUNED, Tuning, parse
 from mccl.process_group.dtypes import LOW_PRECISION, WIRE, Reduction
 from mccl.process_group.grouping import Groups
+
+logger = logging.getLogger("mccl.process_group")
 
 CAPACITY = 4096
 """Calls kept a group; the oldest goes first. Operations in flight keep what they need."""
@@ -55,13 +60,20 @@ class Calls:
     """The prepared calls of one process group; ``groups`` gives its ranks by switch, if known."""
 
     def __init__(
-        self, rank: int, size: int, config: Config, groups: Callable[[], Groups | None]
+        self,
+        rank: int,
+        size: int,
+        config: Config,
+        groups: Callable[[], Groups | None],
+        tuning: Tuning | None = None,
     ) -> None:
         self._rank = rank
         self._size = size
         self._config = config
         self._groups = groups
+        self._tuning = tuning
         self._wire = None if config.wire_dtype is None else WIRE[config.wire_dtype]
+        self._untuned_said = False
         self._known: dict[Any, Prepared] = {}
 
     def get(
@@ -107,6 +119,7 @@ class Calls:
             low_precision=op is not None and dtype in LOW_PRECISION,
             compressed=wire is not dtype,
             grouped=groups is not None,
+            table=self._table(groups),
         )
         if algorithm in GROUPED:
             request = replace(request, groups=groups)
@@ -124,16 +137,30 @@ class Calls:
         return Prepared(call, len(plan.external), plan.send_peers, plan.recv_peers)
 
     def _applicable(self, collective: Collective, nbytes: int) -> Groups | None:
-        """The groups that a two-level algorithm would use; None where none is a choice."""
+        """The groups that a two-level algorithm would use, or by which a tuning file may choose;
+        None where neither is the case."""
         config = self._config
-        if collective is not Collective.ALL_REDUCE or config.algo not in (
-            "auto",
-            *GROUPED,
-        ):
+        if config.algo == "auto" and self._tuning is not None and self._tuning.knows(self._size):
+            return self._groups() if collective in TUNED else None
+        if collective is not Collective.ALL_REDUCE or config.algo not in ("auto", *GROUPED):
             return None
         if config.algo == "auto" and nbytes <= config.small_msg_threshold:
             return None
         return self._groups()
+
+    def _table(self, groups: Groups | None) -> Table | None:
+        """The tuned table for these ranks, None for the default one."""
+        if self._tuning is None:
+            return None
+        table = self._tuning.table(self._size, groups, self._config.small_msg_threshold)
+        if table is None and not self._untuned_said:
+            self._untuned_said = True
+            logger.info(
+                "MCCL_TUNING has no table for %d ranks in %s; the default choice is in force.",
+                self._size,
+                f"groups {groups}" if groups else "one group",
+            )
+        return table
 
     def _total(self, collective: Collective, request: Request) -> int:
         """Elements of the whole payload, as every rank of the call knows it."""
@@ -150,3 +177,16 @@ class Calls:
 def spelled(sizes: tuple[int, ...]) -> int | tuple[int, ...]:
     """One number where all sizes are equal, so that both spellings share a prepared call."""
     return sizes[0] if len(set(sizes)) == 1 else sizes
+
+
+def tuning_of(config: Config) -> Tuning | None:
+    """The tuning file's tables. Raises ConfigError where it is none."""
+    if config.tuning is None:
+        return None
+    try:
+        return parse(config.tuning.text)
+    except ValueError as error:
+        raise ConfigError(
+            f"MCCL_TUNING={str(config.tuning.path)!r} cannot be used: {error}. Expected a file "
+            "written by mccl plan --tune of this version: make it again, or unset MCCL_TUNING."
+        ) from error

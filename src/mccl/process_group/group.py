@@ -17,7 +17,7 @@ from mccl.engine import DType, Stats
 from mccl.errors import UsageError
 from mccl.observe.dump import watch
 from mccl.plans import Collective, Request
-from mccl.process_group.calls import Calls
+from mccl.process_group.calls import Calls, tuning_of
 from mccl.process_group.coalescing import Coalescing
 from mccl.process_group.grouping import Grouping
 from mccl.process_group.identity import GroupOptions, Identity, ranks_of
@@ -61,8 +61,9 @@ class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup)
         self._group_desc = "undefined"
         self._bound_device: torch.device | None = None
         self._options = GroupOptions(timeout, list(self._global_ranks), group_name)
-        # Before anything is opened, as it may refuse the setting.
+        # Before anything is opened, as they may refuse their settings.
         grouping = Grouping(config.groups, self._global_ranks)
+        tuning = tuning_of(config)
         self._communicator = Communicator(
             store,
             rank,
@@ -72,7 +73,8 @@ class ProcessGroupMCCL(Reducing, PointToPoint, Coalescing, Identity, _C10dGroup)
             timeout=timeout,
             config=config,
         )
-        self._calls = Calls(rank, size, config, partial(grouping.get, self._communicator.subnets))
+        groups = partial(grouping.get, self._communicator.subnets)
+        self._calls = Calls(rank, size, config, groups, tuning)
         self._subject = watch(self._communicator, self)
         self._launcher = Launcher(self._communicator, config, timeout, self._subject)
         self._repeated = {}
