@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from mccl.bench import cluster
 from mccl.engine import Channel, NativeComm
 from mccl.errors import CorruptError, MCCLError, PeerDiedError, UsageError
-from mccl.testing import storm
+from mccl.testing import programs, storm
 from mccl.testing.faults import Fault, Injector, Kind, read_marker
 from mccl.testing.relay import Relay
 from mccl.testing.trial import Trial, Verdict
@@ -144,6 +145,22 @@ def test_a_fault_that_does_not_fire_is_seen(tmp_path: Path) -> None:
     args = (Kind.FLIP, 10**9, str(tmp_path / "fired"))
     assert run(2, one_fault, *args, group=False) == [("", -1)] * 2
     assert read_marker(tmp_path / "fired") is None
+
+
+def train(rank: int, n: int) -> list[bool]:
+    return [good for _, good in programs.training(rank, n, random.Random(0))]
+
+
+@pytest.mark.parametrize("world", [3, 5, 6, 7])
+def test_training_is_right_where_a_share_is_not_exact(world: int) -> None:
+    assert run(world, train) == [[True] * programs.STEPS] * world
+
+
+def test_a_wrong_gradient_is_seen_at_any_number_of_ranks() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    for world, off in ((4, 2.0**-23), (7, 2.0**-18)):
+        weight.grad = torch.tensor([1.0, 1.0 + off])
+        assert not programs._right(weight, 1.0, world)
 
 
 def test_a_storm_is_seeded() -> None:

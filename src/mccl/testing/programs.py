@@ -1,7 +1,8 @@
 """What the ranks of a storm run: collectives, or DDP training, whose every result is checked.
 
 Collectives are of integers, so that one wrong bit shows. Gradients are floats of small whole
-numbers: sums are exact, and a wrong bit shows unless rounding mends it.
+numbers: where the number of ranks is a power of two, sums are exact, and a wrong bit shows unless
+rounding mends it. Elsewhere DDP's own division rounds, and the last bits are not judged.
 """
 
 from __future__ import annotations
@@ -156,16 +157,21 @@ def training(rank: int, world: int, chance: random.Random) -> Rounds:
     model = DistributedDataParallel(_Weights(chance), bucket_cap_mb=1)
     for step in range(STEPS):
         model.zero_grad()
-        # DDP divides by the number of ranks before it adds; a third is not exact.
         model(2.0 * world * (rank + 1) * (step + 1)).backward()
         expected = world * (world + 1.0) * (step + 1)
-        yield "step", all(_right(p, expected) for p in model.parameters())
+        yield "step", all(_right(p, expected, world) for p in model.parameters())
 
 
-def _right(parameter: torch.Tensor, gradient: float) -> bool:
-    # The weights are what DDP's first broadcast delivered: nothing changes them.
+def _right(parameter: torch.Tensor, gradient: float, world: int) -> bool:
     found = parameter.grad
-    return found is not None and bool((found == gradient).all() and (parameter == 0).all())
+    if found is None:
+        return False
+    # DDP multiplies by fp32(1 / world) before it adds. That is exact for powers of two; for others
+    # the factor, each product and each sum are off by up to 6e-8 (an ulp's half), and seldom all
+    # one way. So 1e-6 passes what rounding does and hides a wrong bit in the last four of 24.
+    off = 0.0 if world & (world - 1) == 0 else 1e-6 * gradient
+    # The weights are what DDP's first broadcast delivered: nothing changes them.
+    return bool(((found - gradient).abs() <= off).all() and (parameter == 0).all())
 
 
 PROGRAMS: dict[str, Callable[[int, int, random.Random], Rounds]] = {
