@@ -18,8 +18,13 @@ from mccl.plans.choose import DIRECT_MAX_WORLD, Rule, Table, default_table
 TOLERANCE = 0.02
 """A rule is kept for the next size too while it is no more than this share off the best."""
 
-SIZES: tuple[int, ...] = tuple(1 << k for k in range(10, 29, 2))
-"""Bytes at which algorithms are compared: 1 KiB to 256 MiB."""
+SIZES: tuple[int, ...] = (
+    *(1 << k for k in (10, 12, 14)),
+    *(size for k in range(16, 28) for size in (1 << k, 3 << (k - 1))),
+    1 << 28,
+)
+"""Bytes at which algorithms are compared: 1 KiB to 256 MiB, closer where winners change. Not
+powers of two alone, at which trees cut a payload into pieces more evenly than elsewhere."""
 
 Times = Mapping[str, Sequence[float]]
 """Algorithm -> seconds, one for each size."""
@@ -82,10 +87,9 @@ def table(network: Network, world: int, *, groups: Groups | None = None) -> Tabl
     def time(name: str, nbytes: int) -> float:
         return all_reduce_seconds(name, network, nbytes, world=world, groups=groups)
 
-    coarse = list(rules(times(network, world, groups=groups), SIZES))
-    refined = [refine(a, b, time) for a, b in pairwise(coarse)]
+    coarse = fastest(candidates(world, groups), time)
     grouped = any(rule.algorithm == "two_level" for rule in coarse)
-    chosen: tuple[Rule, ...] = (*refined, coarse[-1])
+    chosen: tuple[Rule, ...] = coarse
     if grouped:
         chosen = tuple(
             Rule(r.algorithm, r.max_bytes, grouped_only=r.algorithm == "two_level") for r in chosen
@@ -95,11 +99,22 @@ def table(network: Network, world: int, *, groups: Groups | None = None) -> Tabl
     return {**default_table(), Collective.ALL_REDUCE: chosen}
 
 
-def refine(rule: Rule, following: Rule, time: Callable[[str, int], float]) -> Rule:
-    """``rule`` with the bound moved to where the next one becomes the better, to about 20%."""
+def fastest(names: Sequence[str], time: Callable[[str, int], float]) -> tuple[Rule, ...]:
+    """Rules that choose among ``names`` by ``time(name, nbytes)`` in seconds."""
+    if len(names) == 1:
+        return (Rule(names[0]),)
+    coarse = rules({name: [time(name, nbytes) for nbytes in SIZES] for name in names}, SIZES)
+    following = dict(pairwise(SIZES))
+    refined = [refine(a, b, following[a.max_bytes or 0], time) for a, b in pairwise(coarse)]
+    return (*refined, coarse[-1])
+
+
+def refine(rule: Rule, following: Rule, high: int, time: Callable[[str, int], float]) -> Rule:
+    """``rule`` with the bound moved, below ``high`` bytes, to where the next one becomes the
+    better."""
     assert rule.max_bytes is not None
-    low, high = rule.max_bytes, 4 * rule.max_bytes
-    for _ in range(4):
+    low = rule.max_bytes
+    for _ in range(3):
         middle = (low + high) // 2
         if time(rule.algorithm, middle) <= time(following.algorithm, middle):
             low = middle

@@ -4,10 +4,7 @@ algorithm that the simulation says is fastest for each size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-
-from mccl.model.choose import SIZES, candidates, refine, rules
+from mccl.model.choose import candidates, fastest
 from mccl.model.network import Groups, Network
 from mccl.model.predict import collective_seconds
 from mccl.plans import Collective
@@ -37,13 +34,3 @@ def entry(network: Network, world: int, groups: Groups | None = None) -> Entry:
         return fastest(offered(collective, world, groups), time)
 
     return Entry(world, groups, {collective: of(collective) for collective in TUNED})
-
-
-def fastest(names: tuple[str, ...], time: Callable[[str, int], float]) -> tuple[Rule, ...]:
-    """Rules that choose among ``names`` by ``time(name, nbytes)`` in seconds."""
-    if len(names) == 1:
-        return (Rule(names[0]),)
-    measured = {name: [time(name, nbytes) for nbytes in SIZES] for name in names}
-    coarse = rules(measured, SIZES)
-    refined = [refine(a, b, time) for a, b in pairwise(coarse)]
-    return (*refined, coarse[-1])
